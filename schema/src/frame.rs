@@ -1,0 +1,207 @@
+//! The envelope: facts as lines of JSON, and frames of lines under a header that chains them.
+//!
+//! ```text
+//! {"f":1,"writer":"gw-a","epoch":7,"frame":12,"first":881,"count":2,"prev":"…","sum":"…"}
+//! {"k":"selection","v":1,"n":881,"t":1798000000123,"b":{…}}
+//! {"k":"attempt","v":1,"n":882,"t":1798000000456,"b":{…}}
+//! ```
+//! A frame holds consecutive facts of one writer and epoch. `sum` covers the header's other fields and all lines,
+//! and `prev` is the sum of the writer's frame before, so the frames of a writer form a hash chain.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::event::Event;
+use crate::id::WriterId;
+use crate::secret::sum128;
+use crate::time::Time;
+use crate::upcast::{self, DecodeError};
+
+/// At most this many facts in a frame (EVENTLOG.md, finding 1 and A.4: gains flatten beyond).
+pub const FRAME_FACTS_MAX: u32 = 256;
+/// At most this many bytes of lines in a frame, unless a single fact is larger.
+pub const FRAME_BYTES_MAX: usize = 256 * 1024;
+/// The `prev` of a writer's first frame.
+pub const CHAIN_START: &str = "00000000000000000000000000000000";
+
+/// The header line of a frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// The format of the frame itself: 1.
+    pub f: u16,
+    /// The writer.
+    pub writer: WriterId,
+    /// The writer's epoch.
+    pub epoch: u64,
+    /// The frame's number among all frames of the writer, from 1.
+    pub frame: u64,
+    /// The number of the first fact.
+    pub first: u64,
+    /// How many facts.
+    pub count: u32,
+    /// The sum of the writer's frame before, 32 hex digits.
+    pub prev: String,
+    /// The sum of this frame, 32 hex digits.
+    pub sum: String,
+}
+
+impl Header {
+    /// The number of the last fact.
+    pub fn last(&self) -> u64 {
+        self.first + u64::from(self.count) - 1
+    }
+
+    fn sum_over(&self, lines: &[u8]) -> String {
+        let head =
+            format!("{}:{}:{}:{}:{}:{}\n", self.writer, self.epoch, self.frame, self.first, self.count, self.prev);
+        sum128(&[head.as_bytes(), lines])
+    }
+}
+
+/// A frame: its header, and the exact bytes that travel and rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The header.
+    pub header: Header,
+    /// The header line and the fact lines, each ended by `\n`.
+    pub bytes: Vec<u8>,
+}
+
+/// The place of a frame in its writer's chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The frame's number, from 1.
+    pub frame: u64,
+    /// The sum of the frame before.
+    pub prev: String,
+}
+
+impl Link {
+    /// The link of a writer's first frame.
+    pub fn start() -> Self {
+        Self { frame: 1, prev: CHAIN_START.to_owned() }
+    }
+
+    /// The link that follows the frame under `header`.
+    pub fn after(header: &Header) -> Self {
+        Self { frame: header.frame + 1, prev: header.sum.clone() }
+    }
+}
+
+/// Why bytes are not a frame.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The header line is missing or is not one.
+    #[error("frame has no valid header line")]
+    Header,
+    /// The frame's own format is newer than this program.
+    #[error("frame format {0} is newer than this program knows")]
+    Newer(u16),
+    /// The sum does not match the bytes, or the count does not match the lines.
+    #[error("frame does not match its sum")]
+    Sum,
+}
+
+impl Frame {
+    /// Puts `lines` (each ended by `\n`) under a header.
+    pub fn seal(writer: WriterId, epoch: u64, link: Link, first: u64, count: u32, lines: &[u8]) -> Self {
+        let mut header =
+            Header { f: 1, writer, epoch, frame: link.frame, first, count, prev: link.prev, sum: String::new() };
+        header.sum = header.sum_over(lines);
+        let mut bytes = serde_json::to_vec(&header).expect("a header has only text keys");
+        bytes.push(b'\n');
+        bytes.extend_from_slice(lines);
+        Self { header, bytes }
+    }
+
+    /// Reads a frame and checks its sum and count.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, FrameError> {
+        let end = bytes.iter().position(|b| *b == b'\n').ok_or(FrameError::Header)?;
+        let header: Header = serde_json::from_slice(&bytes[..end]).map_err(|_| FrameError::Header)?;
+        if header.f != 1 {
+            return Err(FrameError::Newer(header.f));
+        }
+        let lines = &bytes[end + 1..];
+        let count = lines.iter().filter(|b| **b == b'\n').count();
+        if header.sum != header.sum_over(lines) || header.count == 0 || count != header.count as usize {
+            return Err(FrameError::Sum);
+        }
+        Ok(Self { header, bytes })
+    }
+
+    /// The fact lines, without their line ends.
+    pub fn lines(&self) -> impl Iterator<Item = &[u8]> {
+        let body = self.bytes.iter().position(|b| *b == b'\n').map_or(&[][..], |end| &self.bytes[end + 1..]);
+        body.split(|b| *b == b'\n').filter(|line| !line.is_empty())
+    }
+}
+
+/// A fact as its line says it; the writer and epoch stand in the frame's header.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// The fact's number in its epoch, from 1.
+    pub number: u64,
+    /// When it was made, by its writer's clock.
+    pub made: Time,
+    /// What it says.
+    pub event: Event,
+}
+
+/// Why a line is not a fact.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// The line's envelope is not JSON of ours: it goes to quarantine.
+    #[error("fact line has no valid envelope")]
+    Envelope(#[source] serde_json::Error),
+    /// The envelope is fine, its body is not.
+    #[error(transparent)]
+    Body(#[from] DecodeError),
+}
+
+#[derive(Deserialize)]
+struct LineText<'a> {
+    #[serde(borrow)]
+    k: std::borrow::Cow<'a, str>,
+    v: u16,
+    n: u64,
+    t: Time,
+    #[serde(borrow)]
+    b: &'a RawValue,
+}
+
+/// An event's JSON body, encoded before its number is known so that little happens under the numbering lock.
+#[derive(Clone, Debug)]
+pub struct Body {
+    kind: &'static str,
+    version: u16,
+    json: Vec<u8>,
+}
+
+impl Body {
+    /// Encodes `event`.
+    pub fn of(event: &Event) -> Self {
+        let (kind, version) = upcast::tag(event);
+        let mut json = Vec::with_capacity(512);
+        upcast::encode_body(event, &mut json);
+        Self { kind, version, json }
+    }
+
+    /// Writes the whole line of fact `number`, ended by `\n`, at the end of `out`.
+    pub fn write_line(&self, number: u64, made: Time, out: &mut Vec<u8>) {
+        use std::io::Write;
+        let (kind, version, made) = (self.kind, self.version, made.0);
+        write!(out, r#"{{"k":"{kind}","v":{version},"n":{number},"t":{made},"b":"#)
+            .expect("a vector takes every write");
+        out.extend_from_slice(&self.json);
+        out.extend_from_slice(b"}\n");
+    }
+}
+
+impl Line {
+    /// Reads a line (without its `\n`).
+    pub fn parse(line: &[u8]) -> Result<Self, LineError> {
+        let text: LineText<'_> = serde_json::from_slice(line).map_err(LineError::Envelope)?;
+        let event = upcast::decode(&text.k, text.v, text.b)?;
+        Ok(Self { number: text.n, made: text.t, event })
+    }
+}

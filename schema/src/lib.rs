@@ -1,0 +1,18 @@
+//! What Waybill says: ids, time, events and their envelope, the catalogue and its configuration file.
+//!
+//! Nothing here does IO. Modules in reading order:
+
+pub mod catalogue;
+pub mod config;
+pub mod event;
+pub mod frame;
+pub mod id;
+pub mod secret;
+pub mod store;
+pub mod time;
+pub mod upcast;
+
+/// The version of the folds: a checkpoint written under another one is not continued but rebuilt.
+///
+/// Raise it whenever the same log would fold to another state or to other rows.
+pub const FOLD_VERSION: u32 = 1;
