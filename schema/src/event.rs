@@ -218,6 +218,10 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
 /// Candidates with one exclusion code, counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -272,6 +276,8 @@ pub enum Reason {
     Fallback,
     /// The owner of the response that is continued.
     Owner,
+    /// Every candidate is cooling, and the setting says to try the one that is free soonest.
+    LastResort,
 }
 
 /// What a choice depended on: re-deciding from it gives the recorded choice.
@@ -287,6 +293,9 @@ pub struct Choice {
     pub draw: u64,
     /// What the affinity record said.
     pub affinity: Affinity,
+    /// Whether a cooling candidate may be chosen where no other is left.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub last_resort: bool,
     /// The catalogue revision in force.
     pub catalogue: u64,
 }

@@ -1,1 +1,192 @@
-//! (in progress)
+//! Dispatch: how many sends a request may make, and to whom, as a machine whose wrong moves do not compile.
+//!
+//! ```text
+//! begin -> Search --take--> Attempt --commit--> Committed
+//!            ^                 | fail
+//!            +---- Other ------+---- Same (the same deployment again) ---- End
+//! ```
+//! A [`Committed`] has no `fail`: after the first meaningful byte to the client there is no failover (DESIGN.md 2.4).
+
+use waybill_schema::event::Class;
+use waybill_schema::id::DeploymentId;
+use waybill_schema::time::Time;
+
+use crate::classify::{Here, Verdict};
+
+/// What bounds the sends of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sends to one deployment, the first included (S3.12).
+    pub max_attempts: u32,
+    /// Further deployments tried (S2.7).
+    pub retry_times: u32,
+    /// Sends in all.
+    pub sends_max: u32,
+    /// The pause before the same deployment is tried again, in milliseconds; doubled each time.
+    pub backoff_ms: u64,
+    /// When the request as a whole must end.
+    pub deadline: Time,
+    /// Whether the request may be repeated.
+    pub replay: Replay,
+}
+
+/// Whether a request may be repeated after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replay {
+    /// As long as nothing was output.
+    Free,
+    /// Only when the upstream refused it before doing any work.
+    RefusedOnly,
+}
+
+/// A request that looks for a deployment to send to.
+#[derive(Debug)]
+pub struct Search {
+    limits: Limits,
+    sends: u16,
+    exhausted: Vec<DeploymentId>,
+}
+
+/// A send under way.
+#[derive(Debug)]
+pub struct Attempt {
+    search: Search,
+    deployment: DeploymentId,
+    here: u32,
+}
+
+/// A send whose answer has begun to reach the client.
+#[derive(Debug)]
+pub struct Committed {
+    sends: u16,
+}
+
+/// What follows a failed send.
+#[derive(Debug)]
+pub enum Next {
+    /// The same deployment again, after a pause.
+    Same {
+        /// The new send.
+        attempt: Attempt,
+        /// The pause before it, in milliseconds.
+        after_ms: u64,
+    },
+    /// Another deployment, if the pool still has a legal one.
+    Other(Search),
+    /// No further send.
+    End(End),
+}
+
+/// Why there is no further send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The failure is not one that another send could mend.
+    Final,
+    /// Attempts, deployments or sends are used up.
+    Exhausted,
+    /// The request's deadline leaves no room.
+    Deadline,
+}
+
+/// Starts a request.
+pub fn begin(limits: Limits) -> Search {
+    Search { limits, sends: 0, exhausted: Vec::new() }
+}
+
+impl Search {
+    /// The deployments whose attempts in this request are used up.
+    pub fn exhausted(&self) -> &[DeploymentId] {
+        &self.exhausted
+    }
+
+    /// How many sends there were.
+    pub fn sends(&self) -> u16 {
+        self.sends
+    }
+
+    /// Sends to `deployment`.
+    pub fn take(mut self, deployment: DeploymentId) -> Attempt {
+        self.sends += 1;
+        Attempt { search: self, deployment, here: 1 }
+    }
+}
+
+impl Attempt {
+    /// The number of this send in the request, from 1.
+    pub fn number(&self) -> u16 {
+        self.search.sends
+    }
+
+    /// Ends the send as a failure and says what follows.
+    pub fn fail(mut self, verdict: &Verdict, now: Time) -> Next {
+        let limits = self.search.limits;
+        if limits.replay == Replay::RefusedOnly && !refused_before_work(verdict.class) {
+            return Next::End(End::Final);
+        }
+        let room = u32::from(self.search.sends) < limits.sends_max;
+        let here = self.pause_ms(verdict.here).filter(|_| self.here < limits.max_attempts && room);
+        if let Some(after_ms) = here {
+            let soon_enough = now.plus_ms(i64::try_from(after_ms).unwrap_or(i64::MAX)) < limits.deadline;
+            if soon_enough {
+                self.here += 1;
+                self.search.sends += 1;
+                return Next::Same { attempt: self, after_ms };
+            }
+        }
+        if !verdict.next {
+            let spent = verdict.here != Here::No;
+            return Next::End(if spent { End::Exhausted } else { End::Final });
+        }
+        if now >= limits.deadline {
+            return Next::End(End::Deadline);
+        }
+        self.search.exhausted.push(self.deployment);
+        let further = u32::try_from(self.search.exhausted.len()).unwrap_or(u32::MAX);
+        if further > limits.retry_times || !room {
+            return Next::End(End::Exhausted);
+        }
+        Next::Other(self.search)
+    }
+
+    /// The first meaningful byte goes out: from here the send can only succeed or be interrupted.
+    pub fn commit(self) -> Committed {
+        Committed { sends: self.search.sends }
+    }
+
+    fn pause_ms(&self, here: Here) -> Option<u64> {
+        match here {
+            Here::No => None,
+            Here::Backoff => Some(self.search.limits.backoff_ms << (self.here - 1).min(10)),
+            Here::After(ms) => Some(ms),
+        }
+    }
+}
+
+impl Committed {
+    /// How many sends there were.
+    pub fn sends(&self) -> u16 {
+        self.sends
+    }
+}
+
+/// Failures in which the upstream is known to have done no work (DESIGN.md section 10, `/v1/responses` retries).
+fn refused_before_work(class: Class) -> bool {
+    match class {
+        Class::RateLimited
+        | Class::InvalidKey
+        | Class::QuotaExhausted
+        | Class::ModelUnsupported
+        | Class::ContextLength
+        | Class::ContentPolicy => true,
+        Class::Success
+        | Class::Incomplete
+        | Class::Upstream5xx
+        | Class::Timeout
+        | Class::Unavailable
+        | Class::Malformed
+        | Class::Interrupted
+        | Class::CallerError
+        | Class::Cancelled
+        | Class::Abandoned => false,
+    }
+}

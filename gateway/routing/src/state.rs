@@ -1,1 +1,400 @@
-//! (in progress)
+//! The routing state as a fold of facts: who is bound where, and who is healthy.
+//!
+//! [`State::apply`] is the only way it changes. It reads no clock and no configuration: deadlines come from a fact's
+//! own time, thresholds from the fact. The same facts in the same order give the same state and the same digest, so a
+//! gateway that applies its own facts as it records them stands where a fresh fold of the log would.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sha2::{Digest, Sha256};
+use waybill_schema::catalogue::RowKind;
+use waybill_schema::event::{
+    Act, Attempt, Batch, Class, Effect, Event, Fact, Operator, Preference, Selection, Thresholds,
+};
+use waybill_schema::id::{AffinityKey, DeploymentId, GroupId, MemberId, ModelName, Revision};
+use waybill_schema::time::Time;
+
+/// At most this many affinity records in process (S3.21).
+pub const AFFINITY_RECORDS_MAX: usize = 8192;
+/// How long a provisional claim stands, in milliseconds: one hour (S3.21).
+pub const CLAIM_TTL_MS: i64 = 3_600_000;
+
+/// A session's binding to a deployment (S1.6, S3.21).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// The deployment it names.
+    pub deployment: DeploymentId,
+    /// The member it was reached through.
+    pub member: MemberId,
+    /// The member's incarnation.
+    pub incarnation: u64,
+    /// The model that really serves.
+    pub model: ModelName,
+    /// The group whose pool it came from.
+    pub pool: GroupId,
+    /// The fallback targets on the way; empty inside the pool.
+    pub path: Vec<ModelName>,
+    /// The fact that last changed it: what a switch must be based on.
+    pub revision: Revision,
+    /// Whether only a claim stands behind it.
+    pub provisional: bool,
+    /// When it was bound to this deployment.
+    pub bound_at: Time,
+    /// The last success on it.
+    pub last_ok_at: Option<Time>,
+    /// From when it counts as absent.
+    pub expires_at: Time,
+    /// Failures of its deployment for this key since the last success.
+    pub fail_count: u32,
+    /// Its place in the order of renewal.
+    renewal: u64,
+}
+
+/// A rest that a member takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cooldown {
+    /// Until when.
+    pub until: Time,
+    /// The class of the failure behind it.
+    pub reason: Class,
+    /// Whether the upstream itself named the deadline: then a success does not end it.
+    pub upstream: bool,
+}
+
+/// A model that a member does not serve for now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// Until when.
+    pub until: Time,
+    /// The class of the failure behind it.
+    pub reason: Class,
+}
+
+/// The health of one member (S1.6 `routefail:`, `routecool:`; S1.8 blocks).
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Health {
+    /// The incarnation it is about.
+    pub incarnation: u64,
+    /// Consecutive retryable failures.
+    pub failures: u32,
+    /// The last failure, and its class.
+    pub last_failure: Option<(Time, Class)>,
+    /// The last success.
+    pub last_ok_at: Option<Time>,
+    /// Cooldowns since the last success: each is longer than the one before.
+    pub level: u32,
+    /// The rest it takes; it may lie in the past.
+    pub cooldown: Option<Cooldown>,
+    /// The models it does not serve; their ends may lie in the past.
+    pub blocks: BTreeMap<ModelName, Block>,
+}
+
+impl Health {
+    /// The cooldown that stands at `now`.
+    pub fn cooling(&self, now: Time) -> Option<&Cooldown> {
+        self.cooldown.as_ref().filter(|cooldown| cooldown.until > now)
+    }
+
+    /// The block of `model` that stands at `now`.
+    pub fn blocked(&self, model: &str, now: Time) -> Option<&Block> {
+        self.blocks.get(model).filter(|block| block.until > now)
+    }
+}
+
+/// The routing state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    capacity: usize,
+    affinity: HashMap<AffinityKey, Record>,
+    /// Keys by their place in the order of renewal, the longest not renewed first.
+    renewals: BTreeMap<u64, AffinityKey>,
+    next_renewal: u64,
+    health: BTreeMap<MemberId, Health>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::with_capacity(AFFINITY_RECORDS_MAX)
+    }
+}
+
+impl State {
+    /// An empty state that keeps at most `capacity` affinity records; the capacity is part of the fold.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let (affinity, renewals, health) = Default::default();
+        Self { capacity, affinity, renewals, next_renewal: 0, health }
+    }
+
+    /// The record of `key`, absent where it has expired at `now`.
+    pub fn record(&self, key: &AffinityKey, now: Time) -> Option<&Record> {
+        self.affinity.get(key).filter(|record| record.expires_at > now)
+    }
+
+    /// All records by key, expired ones included.
+    pub fn records(&self) -> BTreeMap<&AffinityKey, &Record> {
+        self.affinity.iter().collect()
+    }
+
+    /// The health of a member's `incarnation`; absent where nothing is on record.
+    pub fn health(&self, member: &MemberId, incarnation: u64) -> Option<&Health> {
+        self.health.get(member).filter(|health| health.incarnation == incarnation)
+    }
+
+    /// The health of every member on record.
+    pub fn members(&self) -> impl Iterator<Item = (&MemberId, &Health)> {
+        self.health.iter()
+    }
+
+    /// Folds one fact.
+    pub fn apply(&mut self, fact: &Fact) {
+        match &fact.event {
+            Event::Selection(selection) => self.claim(selection, &fact.revision, fact.at),
+            Event::Attempt(attempt) => self.attempt(attempt, fact.at),
+            Event::Preference(preference) => self.prefer(preference, &fact.revision, fact.at),
+            Event::Probe(probe) => {
+                let effect = Effected {
+                    class: probe.class,
+                    effect: probe.effect,
+                    thresholds: &probe.thresholds,
+                    model: &probe.model,
+                    retry_after_ms: None,
+                };
+                self.affect(&probe.member, probe.incarnation, &effect, fact.at);
+            }
+            Event::Operator(operator) => self.operate(operator),
+            Event::Catalogue(batch) => self.forget_deleted(batch),
+            Event::Started(_)
+            | Event::Alive(_)
+            | Event::Request(_)
+            | Event::Ownership(_)
+            | Event::Models(_)
+            | Event::Dropped(_)
+            | Event::Vanished(_) => {}
+        }
+    }
+
+    /// The digest of everything in the state, as 64 hex digits: two folds agree exactly when their digests do.
+    pub fn digest(&self) -> String {
+        use std::fmt::Write;
+        let mut text = format!("capacity {}\n", self.capacity);
+        for (key, record) in self.records() {
+            writeln!(text, "{key} {record:?}").expect("a string takes every write");
+        }
+        for (member, health) in &self.health {
+            writeln!(text, "{member} {health:?}").expect("a string takes every write");
+        }
+        Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// S3.11, S3.22: the first selection of a key without a live record claims it for an hour.
+    fn claim(&mut self, selection: &Selection, revision: &Revision, at: Time) {
+        let Some(context) = selection.context.as_ref().filter(|_| selection.claim) else { return };
+        let Some(sticky) = &context.sticky else { return };
+        if self.record(&sticky.key, at).is_some() {
+            return;
+        }
+        let record = Record {
+            deployment: selection.deployment.clone(),
+            member: selection.member.clone(),
+            incarnation: selection.incarnation,
+            model: selection.upstream_model.clone(),
+            pool: context.group.clone(),
+            path: Vec::new(),
+            revision: revision.clone(),
+            provisional: true,
+            bound_at: at,
+            last_ok_at: None,
+            expires_at: at.plus_ms(CLAIM_TTL_MS),
+            fail_count: 0,
+            renewal: 0,
+        };
+        self.store(sticky.key.clone(), record);
+    }
+
+    fn attempt(&mut self, attempt: &Attempt, at: Time) {
+        let effect = Effected {
+            class: attempt.class,
+            effect: attempt.effect,
+            thresholds: &attempt.thresholds,
+            model: &attempt.model,
+            retry_after_ms: attempt.retry_after_ms,
+        };
+        self.affect(&attempt.member, attempt.incarnation, &effect, at);
+        let failed = matches!(attempt.effect, Effect::Count | Effect::Cool | Effect::Block);
+        let record = attempt.sticky.as_ref().and_then(|key| self.affinity.get_mut(key));
+        if let Some(record) = record.filter(|record| failed && record.deployment == attempt.deployment) {
+            record.fail_count += 1;
+        }
+    }
+
+    /// S1.9, S3.13: a success renews the record it followed; a switch applies only if the record is absent, expired,
+    /// or still at the revision the switch was based on. A member that is still cooling renews nothing.
+    fn prefer(&mut self, preference: &Preference, revision: &Revision, at: Time) {
+        let health = self.health(&preference.member, preference.incarnation);
+        if health.is_some_and(|health| health.cooling(at).is_some()) {
+            return;
+        }
+        let standing = self.record(&preference.key, at);
+        let same = standing.filter(|record| {
+            record.deployment == preference.deployment && record.incarnation == preference.incarnation
+        });
+        let applies = match standing {
+            None => true,
+            Some(record) => same.is_some() || preference.base.as_ref() == Some(&record.revision),
+        };
+        if !applies {
+            return;
+        }
+        let record = Record {
+            deployment: preference.deployment.clone(),
+            member: preference.member.clone(),
+            incarnation: preference.incarnation,
+            model: preference.model.clone(),
+            pool: preference.pool.clone(),
+            path: preference.path.clone(),
+            revision: revision.clone(),
+            provisional: false,
+            bound_at: same.map_or(at, |record| record.bound_at),
+            last_ok_at: Some(at),
+            expires_at: at.plus_ms(i64::try_from(preference.ttl_ms).unwrap_or(i64::MAX)),
+            fail_count: 0,
+            renewal: 0,
+        };
+        self.store(preference.key.clone(), record);
+    }
+
+    /// Stores a record as the latest renewed, and evicts the longest not renewed beyond the capacity.
+    fn store(&mut self, key: AffinityKey, mut record: Record) {
+        record.renewal = self.next_renewal;
+        self.next_renewal += 1;
+        self.renewals.insert(record.renewal, key.clone());
+        if let Some(old) = self.affinity.insert(key, record) {
+            self.renewals.remove(&old.renewal);
+        }
+        while self.affinity.len() > self.capacity {
+            let Some((_, oldest)) = self.renewals.pop_first() else { break };
+            self.affinity.remove(&oldest);
+        }
+    }
+
+    fn affect(&mut self, member: &MemberId, incarnation: u64, effected: &Effected<'_>, at: Time) {
+        if effected.effect == Effect::None {
+            return;
+        }
+        let health = self.health.entry(member.clone()).or_insert_with(|| Health { incarnation, ..Health::default() });
+        if health.incarnation < incarnation {
+            *health = Health { incarnation, ..Health::default() };
+        }
+        if health.incarnation == incarnation {
+            health.affect(effected, at);
+        }
+    }
+
+    fn operate(&mut self, operator: &Operator) {
+        match operator.act {
+            Act::Clear => drop(self.health.remove(operator.target.as_str())),
+            Act::Unpin => {
+                if let Some(record) = self.affinity.remove(operator.target.as_str()) {
+                    self.renewals.remove(&record.renewal);
+                }
+            }
+            Act::Disable | Act::Enable => {}
+        }
+    }
+
+    fn forget_deleted(&mut self, batch: &Batch) {
+        for op in batch.ops.iter().filter(|op| op.row.kind == RowKind::Member && op.after.is_none()) {
+            self.health.remove(op.row.id.as_str());
+        }
+    }
+}
+
+/// What a fact says about a member's health.
+struct Effected<'a> {
+    class: Class,
+    effect: Effect,
+    thresholds: &'a Thresholds,
+    model: &'a ModelName,
+    retry_after_ms: Option<u64>,
+}
+
+impl Health {
+    fn affect(&mut self, effected: &Effected<'_>, at: Time) {
+        match effected.effect {
+            Effect::None => {}
+            Effect::Recover => self.recover(effected.model, at),
+            Effect::Count => self.fail(effected, at),
+            Effect::Cool => {
+                self.fail(effected, at);
+                let asked = effected.retry_after_ms.unwrap_or(0).min(effected.thresholds.cooldown_ms_max);
+                self.rest(at, asked, effected.class, true);
+            }
+            Effect::Block => {
+                self.last_failure = Some((at, effected.class));
+                let until = later(at, effected.thresholds.block_ms);
+                let until = self.blocks.get(effected.model).map_or(until, |block| block.until.max(until));
+                self.blocks.insert(effected.model.clone(), Block { until, reason: effected.class });
+            }
+        }
+    }
+
+    /// A success resets the counters and ends the cooldown, unless the upstream's own deadline still stands. One
+    /// that is older than the last failure says nothing about what came after it.
+    fn recover(&mut self, model: &ModelName, at: Time) {
+        self.last_ok_at = self.last_ok_at.max(Some(at));
+        if self.last_failure.is_some_and(|(failed_at, _)| failed_at > at) {
+            return;
+        }
+        self.failures = 0;
+        self.level = 0;
+        self.blocks.remove(model);
+        if self.cooling(at).is_none_or(|cooldown| !cooldown.upstream) {
+            self.cooldown = None;
+        }
+    }
+
+    /// Counts a failure; at the threshold a cooldown starts, longer each time. A failure older than the last success
+    /// counts for nothing, and one during a cooldown does not lengthen the next (PITFALLS C05).
+    fn fail(&mut self, effected: &Effected<'_>, at: Time) {
+        if self.last_ok_at.is_some_and(|ok| ok > at) {
+            return;
+        }
+        self.failures = self.failures.saturating_add(1);
+        self.last_failure = Some((at, effected.class));
+        if self.failures >= effected.thresholds.failures && self.cooling(at).is_none() {
+            let rest_ms = effected.thresholds.cooldown_ms_at(self.level);
+            self.level = self.level.saturating_add(1);
+            self.rest(at, rest_ms, effected.class, false);
+        }
+    }
+
+    /// The later deadline stands.
+    fn rest(&mut self, at: Time, ms: u64, reason: Class, upstream: bool) {
+        let until = later(at, ms);
+        if self.cooldown.as_ref().is_none_or(|standing| standing.until < until) {
+            self.cooldown = Some(Cooldown { until, reason, upstream });
+        }
+    }
+}
+
+fn later(at: Time, ms: u64) -> Time {
+    at.plus_ms(i64::try_from(ms).unwrap_or(i64::MAX))
+}
+
+/// The length of the cooldown after `level` earlier ones.
+trait Progressive {
+    fn cooldown_ms_at(&self, level: u32) -> u64;
+}
+
+impl Progressive for Thresholds {
+    fn cooldown_ms_at(&self, level: u32) -> u64 {
+        let mut ms = self.cooldown_ms;
+        for _ in 0..level {
+            ms = ms.saturating_mul(u64::from(self.growth_permille)) / 1000;
+            if ms >= self.cooldown_ms_max {
+                break;
+            }
+        }
+        ms.min(self.cooldown_ms_max)
+    }
+}
