@@ -1,0 +1,3 @@
+//! The decisions of this crate, seen from outside.
+
+mod captures;
