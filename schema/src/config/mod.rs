@@ -2,7 +2,13 @@
 //!
 //! All errors come at once, each with its line and field. Secrets stand in it by reference only.
 
+mod chains;
+mod fields;
+mod names;
 mod parse;
+mod rows;
+mod settings;
+mod value;
 mod yaml;
 
 use std::fmt;
@@ -187,11 +193,11 @@ pub struct StableFirstSettings {
 pub struct Problem {
     /// The file as the operator named it.
     pub file: String,
-    /// The line, from 1.
+    /// The line, from 1; 0 where there are no lines, as in the environment.
     pub line: u64,
-    /// The column, from 1.
+    /// The column, from 1; 0 where there are no lines.
     pub column: u64,
-    /// The field, such as `catalogue.keys[2].group`; empty for the whole file.
+    /// The field, such as `catalogue.keys[2].group`, or the variable; empty for the whole file.
     pub field: String,
     /// What is wrong, with a suggestion where there is one.
     pub message: String,
@@ -199,7 +205,10 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: ", self.file, self.line, self.column)?;
+        match self.line {
+            0 => write!(f, "{}: ", self.file)?,
+            line => write!(f, "{}:{line}:{}: ", self.file, self.column)?,
+        }
         if !self.field.is_empty() {
             write!(f, "{}: ", self.field)?;
         }

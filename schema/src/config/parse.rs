@@ -1,7 +1,134 @@
-//! (in progress)
-use super::{Config, Problem};
+//! From text to [`Config`]: the sections in order, what holds between them, and what is not in force yet.
 
-/// Parses the file.
-pub fn parse(_text: &str, _file: &str, _env: &dyn Fn(&str) -> Option<String>) -> Result<Config, Vec<Problem>> {
-    Err(Vec::new())
+use super::fields::{Fields, Reader, Spot};
+use super::names::Names;
+use super::rows::rows;
+use super::yaml::{self, Kind, Node};
+use super::{Config, Problem, settings, value};
+use crate::catalogue::Row;
+use crate::secret::sum128;
+
+/// Settings that are read and checked but change nothing in this version; whoever brings one into force takes its line
+/// out. A line stands for everything under it; `[]` is any element.
+const NOT_IN_FORCE: [&str; 17] = [
+    "log",
+    "state",
+    "usage",
+    "routing.latency_aware",
+    "routing.error_aware",
+    "routing.concurrency_aware",
+    "stable_first.enabled",
+    "health.breaker",
+    "health.auto_disable_failures",
+    "health.probe",
+    "catalogue.channels[].discover",
+    "catalogue.routes[].fallbacks",
+    "catalogue.templates[].model_routes",
+    "catalogue.templates[].retry.max_attempts",
+    "catalogue.templates[].fallbacks",
+    "catalogue.templates[].context_window_fallbacks",
+    "catalogue.templates[].content_policy_fallbacks",
+];
+
+/// Parses the configuration `text`, read from `file` (a name for messages), with `env` to look overrides up in.
+///
+/// `WAYBILL_<PATH>` (such as `WAYBILL_RETRY_MAX_ATTEMPTS`) goes before seed 2's name of the same setting, and that
+/// before the file; an empty variable counts as none. On failure every problem of the file and of the environment is
+/// returned, by line.
+pub fn parse(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, Vec<Problem>> {
+    let reader = Reader::new(file, env);
+    let mut faults = Vec::new();
+    let tree = yaml::read(text, &mut faults);
+    faults.into_iter().for_each(|fault| reader.fault(fault));
+    let config = match &tree {
+        Ok(Node { at, kind: Kind::Null }) => {
+            reader.fault(yaml::Fault { at: *at, message: "the file is empty".to_owned() });
+            None
+        }
+        Ok(root) => Some(config(&reader, root)),
+        Err(fault) => {
+            reader.fault(yaml::Fault { at: fault.at, message: fault.message.clone() });
+            None
+        }
+    };
+    let problems = reader.problems();
+    config.filter(|_| problems.is_empty()).ok_or(problems)
+}
+
+fn config(reader: &Reader<'_>, root: &Node) -> Config {
+    let names = Names::gather(reader, root.get("catalogue"));
+    let mut fields = reader.root(root);
+    let (sticky_enabled, sticky) = settings::sticky(fields.field("sticky").section());
+    let rows = fields.field("catalogue").file_only().map().map(|catalogue| rows(catalogue, &names)).unwrap_or_default();
+    let listen = fields.field("listen").read(|text| value::listen(text).map(str::to_owned));
+    let config = Config {
+        listen: listen.unwrap_or("127.0.0.1:4000".to_owned()),
+        admin_token: fields.field("admin_token").secret(),
+        deployment_secret: fields.field("deployment_secret").secret(),
+        log: settings::log(fields.field("log")),
+        state: settings::state(fields.field("state")),
+        usage: settings::usage(fields.field("usage")),
+        session: settings::session(fields.field("session").section()),
+        routing: settings::routing(fields.field("routing").section()),
+        sticky_enabled,
+        sticky,
+        retry: settings::retry(fields.field("retry").section()),
+        health: settings::health(fields.field("health").section()),
+        stable_first: settings::stable_first(fields.field("stable_first").section()),
+        hash: hash(&rows),
+        warnings: Vec::new(),
+        rows,
+    };
+    require_secret(&config, reader, &mut fields);
+    drop(fields);
+    Config { warnings: warnings(reader, &names, root), ..config }
+}
+
+/// Instances that share anything must make the same hashes.
+fn require_secret(config: &Config, reader: &Reader<'_>, fields: &mut Fields<'_>) {
+    let shared = config.log.is_some() || config.state.is_some() || config.usage.is_some();
+    let field = fields.field("deployment_secret");
+    if shared && !field.is_given() {
+        reader.problem(&field.spot(), "is missing: instances that share log, state or usage need the same one");
+    }
+}
+
+/// One sentence for each line of [`NOT_IN_FORCE`] that the operator relies on, at its first place.
+fn warnings(reader: &Reader<'_>, names: &Names, root: &Node) -> Vec<Problem> {
+    let unbound = unbound_templates(names, root);
+    let is_unbound = |spot: &Spot| unbound.iter().any(|template| spot.path.starts_with(template));
+    let in_use: Vec<Spot> = reader.in_use().into_iter().filter(|spot| !is_unbound(spot)).collect();
+    let first = |setting: &&str| in_use.iter().find(|spot| is_under(&any_element(&spot.path), setting));
+    let used = NOT_IN_FORCE.iter().filter_map(first);
+    let mut warnings: Vec<Problem> =
+        used.map(|spot| reader.told(spot, "accepted, not in force in this version".to_owned())).collect();
+    warnings.sort_by_key(|warning| (warning.line == 0, warning.line, warning.column));
+    warnings
+}
+
+/// The paths of the templates that no organization, team or key has.
+fn unbound_templates(names: &Names, root: &Node) -> Vec<String> {
+    let templates = root.get("catalogue").and_then(|node| node.get("templates")).map(Node::elements);
+    let ids = templates.unwrap_or_default().iter().map(|row| row.get("id").and_then(Node::text).unwrap_or_default());
+    let unbound = ids.enumerate().filter(|(_, id)| !names.is_bound(id));
+    unbound.map(|(i, _)| format!("catalogue.templates[{i}].")).collect()
+}
+
+/// `path` without the numbers of its elements.
+fn any_element(path: &str) -> String {
+    let mut in_brackets = false;
+    let outside = |c: &char| {
+        in_brackets = *c == '[' || (in_brackets && *c != ']');
+        *c == '[' || !in_brackets
+    };
+    path.chars().filter(outside).collect()
+}
+
+fn is_under(path: &str, setting: &str) -> bool {
+    path.strip_prefix(setting).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The hash of the catalogue: of the rows as JSON, so that comments, spaces and the file's order do not count.
+fn hash(rows: &[Row]) -> String {
+    sum128(&[&serde_json::to_vec(rows).expect("rows are plain data")])
 }

@@ -1,0 +1,223 @@
+//! What one scalar may say: text to value, with the sentence for the operator when it is not one.
+//!
+//! The file and the environment are read by the same functions. No message repeats the text of a secret or a URL.
+
+use std::ops::RangeInclusive;
+
+use crate::secret::SecretRef;
+
+/// The longest id, in bytes: ids are parts of keys and of header values.
+const ID_BYTES_MAX: usize = 64;
+
+/// The longest model name, in bytes.
+const MODEL_BYTES_MAX: usize = 256;
+
+/// The longest URL, in bytes.
+const URL_BYTES_MAX: usize = 2048;
+
+/// The longest label, header or name for people, in bytes.
+const LINE_BYTES_MAX: usize = 256;
+
+/// How much of a misspelt word a message repeats, in characters.
+const SHOWN_CHARS_MAX: usize = 64;
+
+/// `text` as a message may repeat it: short and on one line.
+pub(super) fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(SHOWN_CHARS_MAX).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// A switch, in the forms that YAML files and environments write it.
+pub(super) fn flag(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err("expected true or false".to_owned()),
+    }
+}
+
+/// A whole number within `bounds`, written in units of `unit`.
+pub(super) fn number(text: &str, bounds: &RangeInclusive<u32>, unit: u32) -> Result<u32, String> {
+    let (low, high) = (bounds.start().div_ceil(unit), bounds.end() / unit);
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse::<u32>().ok().filter(|n| digits && (low..=high).contains(n));
+    number.map(|n| n * unit).ok_or_else(|| format!("expected a whole number from {low} to {high}"))
+}
+
+/// A decimal number within `bounds`, in thousandths.
+pub(super) fn permille(text: &str, bounds: &RangeInclusive<u32>) -> Result<u32, String> {
+    let exact = || {
+        let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+        let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(whole) || !digits(decimals) || decimals.len() > 3 {
+            return None;
+        }
+        let thousandths = format!("{decimals:0<3}").parse::<u32>().ok()?;
+        whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(thousandths)
+    };
+    let (low, high) = (f64::from(*bounds.start()) / 1000.0, f64::from(*bounds.end()) / 1000.0);
+    let wrong = || format!("expected a number from {low:.1} to {high:.1}, with three decimals at most");
+    exact().filter(|n| bounds.contains(n)).ok_or_else(wrong)
+}
+
+/// One of `words`; `-` and `_` are the same.
+pub(super) fn choice<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<T, String> {
+    let written = text.replace('-', "_");
+    let found = words.iter().find(|(word, _)| *word == written);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let all: Vec<String> = words.iter().map(|(word, _)| format!("`{word}`")).collect();
+        format!("expected {}{}", all.join(" or "), suggestion(&written, words.iter().map(|(word, _)| *word)))
+    })
+}
+
+/// A name of our own making.
+pub(super) fn id(text: &str) -> Result<&str, String> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if text.is_empty() || text.len() > ID_BYTES_MAX || !text.bytes().all(legal) {
+        return Err(format!("expected 1 to {ID_BYTES_MAX} of the characters A-Z a-z 0-9 . _ -"));
+    }
+    Ok(text)
+}
+
+/// A model's name, which is no pattern.
+pub(super) fn model(text: &str) -> Result<&str, String> {
+    if text.contains('*') {
+        return Err("a pattern cannot stand here: name one model".to_owned());
+    }
+    pattern(text)
+}
+
+/// A model's name or a pattern with `*`.
+pub(super) fn pattern(text: &str) -> Result<&str, String> {
+    if text.is_empty() || text.len() > MODEL_BYTES_MAX || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Err(format!(
+            "expected a model name: 1 to {MODEL_BYTES_MAX} bytes without spaces or control characters"
+        ));
+    }
+    Ok(text)
+}
+
+/// One line of text for people or for a header's value.
+pub(super) fn line(text: &str) -> Result<&str, String> {
+    if text.len() > LINE_BYTES_MAX || text.chars().any(char::is_control) {
+        return Err(format!("expected one line of at most {LINE_BYTES_MAX} bytes"));
+    }
+    Ok(text)
+}
+
+/// A request header's name, lower case, that may name a session.
+pub(super) fn header(text: &str) -> Result<String, String> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if text.is_empty() || text.len() > LINE_BYTES_MAX || !text.bytes().all(legal) {
+        return Err("expected the name of a request header".to_owned());
+    }
+    match text.to_ascii_lowercase().as_str() {
+        // It is new for every request, so it would make every request a session (DESIGN.md section 10).
+        "x-client-request-id" => Err("names a request, never a session".to_owned()),
+        header => Ok(header.to_owned()),
+    }
+}
+
+/// A secret's place. A literal is refused without being repeated.
+pub(super) fn secret(text: &str) -> Result<SecretRef, String> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let place = SecretRef::parse(text).filter(|place| match place {
+        SecretRef::Env(name) => name.chars().all(legal) && !name.starts_with(|c: char| c.is_ascii_digit()),
+        SecretRef::File(path) => !path.chars().any(char::is_control),
+    });
+    place.ok_or_else(|| "a secret does not stand in this file: write `env:NAME` or `file:PATH`".to_owned())
+}
+
+/// Where to listen: `host:port`, an IPv6 host in brackets.
+pub(super) fn listen(text: &str) -> Result<&str, String> {
+    if is_authority(text, true) { Ok(text) } else { Err("expected `host:port`, such as `127.0.0.1:4000`".to_owned()) }
+}
+
+/// An upstream's base URL, without a slash at the end.
+pub(super) fn base_url(text: &str) -> Result<&str, String> {
+    let rest = url(text, &["http", "https"])?;
+    if rest.contains(['?', '#']) {
+        return Err("a base URL has no query and no fragment".to_owned());
+    }
+    if rest.split('/').next().is_some_and(|authority| authority.contains('@')) {
+        return Err("a base URL holds no credentials: use `api_keys`".to_owned());
+    }
+    Ok(text.trim_end_matches('/'))
+}
+
+/// The URL of a server of ours, of one of `schemes`, with its password, if any.
+pub(super) fn server_url<'t>(text: &'t str, schemes: &[&str]) -> Result<&'t str, String> {
+    url(text, schemes).map(|_| text)
+}
+
+/// Whether the URL holds a password.
+pub(super) fn has_password(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let query = rest.split_once('?').is_some_and(|(_, query)| query.to_ascii_lowercase().contains("password="));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    query || authority.rsplit_once('@').is_some_and(|(user, _)| user.contains(':'))
+}
+
+/// What follows the scheme in a URL of one of `schemes`.
+fn url<'t>(text: &'t str, schemes: &[&str]) -> Result<&'t str, String> {
+    let begins: Vec<String> = schemes.iter().map(|scheme| format!("`{scheme}://`")).collect();
+    let wrong = || format!("expected a URL that begins with {}", begins.join(" or "));
+    let (scheme, rest) = text.split_once("://").ok_or_else(wrong)?;
+    if !schemes.contains(&scheme) {
+        return Err(wrong());
+    }
+    if text.len() > URL_BYTES_MAX || text.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Err(format!("expected a URL of at most {URL_BYTES_MAX} bytes without spaces"));
+    }
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    if is_authority(host, false) { Ok(rest) } else { Err("the URL has no valid host and port".to_owned()) }
+}
+
+/// Whether `text` is `host` or `host:port`; a port may be demanded.
+fn is_authority(text: &str, port_required: bool) -> bool {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    let host_legal = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)),
+    };
+    let digits = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    host_legal && port.map_or(!port_required, |port| digits(port) && port.parse::<u16>().is_ok())
+}
+
+/// The end of a message that offers the nearest of `words`, or nothing when none is near.
+pub(super) fn suggestion<'w>(written: &str, words: impl Iterator<Item = &'w str>) -> String {
+    let near = words.filter_map(|word| {
+        let limit = word.chars().count().max(written.chars().count()).div_ceil(4);
+        let close = written.len().abs_diff(word.len()) <= limit * 4;
+        let distance = if close { distance(written, word) } else { usize::MAX };
+        (distance <= limit).then_some((distance, word))
+    });
+    near.min().map(|(_, word)| format!(": did you mean `{}`?", shown(word))).unwrap_or_default()
+}
+
+/// Edits between two words: letters put in, left out, changed, or swapped with their neighbour.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) =
+        (a.chars().take(ID_BYTES_MAX).collect(), b.chars().take(ID_BYTES_MAX).collect());
+    let mut before = vec![0; b.len() + 1];
+    let mut last: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let changed = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            row[j] = changed.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before[j - 2] + 1);
+            }
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[b.len()]
+}
