@@ -176,17 +176,18 @@ impl State {
     /// The digest of everything in the state, as 64 hex digits: two folds agree exactly when their digests do.
     pub fn digest(&self) -> String {
         use std::fmt::Write;
-        let mut text = format!("capacity {}\n", self.capacity);
+        let mut text = format!("capacity {}, next renewal {}\n", self.capacity, self.next_renewal);
         for (key, record) in self.records() {
-            writeln!(text, "{key} {record:?}").expect("a string takes every write");
+            writeln!(text, "{key:?} {record:?}").expect("a string takes every write");
         }
         for (member, health) in &self.health {
-            writeln!(text, "{member} {health:?}").expect("a string takes every write");
+            writeln!(text, "{member:?} {health:?}").expect("a string takes every write");
         }
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// S3.11, S3.22: the first selection of a key without a live record claims it for an hour.
+    /// S3.11, S3.22: the first selection of a key without a live record claims it for an hour. A cooling member takes
+    /// no new sticky (S1.7), though a last resort may be sent to it.
     fn claim(&mut self, selection: &Selection, revision: &Revision, at: Time) {
         let Some(context) = selection.context.as_ref().filter(|_| selection.claim) else { return };
         let Some(sticky) = &context.sticky else { return };
