@@ -191,7 +191,7 @@ impl State {
     fn claim(&mut self, selection: &Selection, revision: &Revision, at: Time) {
         let Some(context) = selection.context.as_ref().filter(|_| selection.claim) else { return };
         let Some(sticky) = &context.sticky else { return };
-        if self.record(&sticky.key, at).is_some() {
+        if self.record(&sticky.key, at).is_some() || self.rests(&selection.member, selection.incarnation, at) {
             return;
         }
         let record = Record {
@@ -223,16 +223,17 @@ impl State {
         self.affect(&attempt.member, attempt.incarnation, &effect, at);
         let failed = matches!(attempt.effect, Effect::Count | Effect::Cool | Effect::Block);
         let record = attempt.sticky.as_ref().and_then(|key| self.affinity.get_mut(key));
-        if let Some(record) = record.filter(|record| failed && record.deployment == attempt.deployment) {
-            record.fail_count += 1;
+        let current = |record: &&mut Record| record.deployment == attempt.deployment && record.last_ok_at <= Some(at);
+        if let Some(record) = record.filter(|record| failed && current(record)) {
+            record.fail_count = record.fail_count.saturating_add(1);
         }
     }
 
     /// S1.9, S3.13: a success renews the record it followed; a switch applies only if the record is absent, expired,
-    /// or still at the revision the switch was based on. A member that is still cooling renews nothing.
+    /// or still at the revision the switch was based on. A member that is still cooling renews nothing, nor does a
+    /// success that is older than the last one: it would shorten the life of the record.
     fn prefer(&mut self, preference: &Preference, revision: &Revision, at: Time) {
-        let health = self.health(&preference.member, preference.incarnation);
-        if health.is_some_and(|health| health.cooling(at).is_some()) {
+        if self.rests(&preference.member, preference.incarnation, at) {
             return;
         }
         let standing = self.record(&preference.key, at);
@@ -243,6 +244,7 @@ impl State {
             None => true,
             Some(record) => same.is_some() || preference.base.as_ref() == Some(&record.revision),
         };
+            Some(_) if same.is_some_and(|record| record.last_ok_at > Some(at)) => false,
         if !applies {
             return;
         }
@@ -266,6 +268,10 @@ impl State {
 
     /// Stores a record as the latest renewed, and evicts the longest not renewed beyond the capacity.
     fn store(&mut self, key: AffinityKey, mut record: Record) {
+    fn rests(&self, member: &MemberId, incarnation: u64, at: Time) -> bool {
+        self.health(member, incarnation).is_some_and(|health| health.cooling(at).is_some())
+    }
+
         record.renewal = self.next_renewal;
         self.next_renewal += 1;
         self.renewals.insert(record.renewal, key.clone());
