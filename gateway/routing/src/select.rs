@@ -104,11 +104,11 @@ pub fn soonest(choice: &Choice) -> Option<Time> {
 /// change of members moves only the keys of those that changed (DESIGN.md, section 10).
 ///
 /// `-weight / ln(u)`, `u` from the first 8 bytes of SHA-256(key, 0x1F, deployment id), moved into (0, 1) by taking
-/// the upper 53 bits plus a half over 2^53.
+/// the upper 52 bits plus a half over 2^52: with one bit more the half would round up to 1, whose score is -inf.
 pub fn score(key: &[u8], deployment: &DeploymentId, weight: u32) -> f64 {
     let digest = Sha256::new().chain_update(key).chain_update([0x1f]).chain_update(deployment.as_str()).finalize();
     let bits = u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 digest has 32 bytes"));
-    let u = ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    let u = ((bits >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
     -f64::from(weight) / u.ln()
 }
 
