@@ -20,7 +20,7 @@ pub struct Limits {
     pub max_attempts: u32,
     /// Further deployments tried (S2.7).
     pub retry_times: u32,
-    /// Sends in all.
+    /// Sends in all; their number never passes `u16::MAX`.
     pub sends_max: u32,
     /// The pause before the same deployment is tried again, in milliseconds; doubled each time.
     pub backoff_ms: u64,
@@ -55,7 +55,24 @@ pub struct Attempt {
     here: u32,
 }
 
-/// A send whose answer has begun to reach the client.
+/// A send whose answer has begun to reach the client. It cannot fail over:
+///
+/// ```compile_fail,E0599
+/// # use waybill_routing::{classify::Verdict, dispatch::{Committed, Next}};
+/// # use waybill_schema::time::Time;
+/// fn switch(send: Committed, verdict: &Verdict, now: Time) -> Next {
+///     send.fail(verdict, now)
+/// }
+/// ```
+/// An [`Attempt`] can; the same lines compile for it:
+///
+/// ```
+/// # use waybill_routing::{classify::Verdict, dispatch::{Attempt, Next}};
+/// # use waybill_schema::time::Time;
+/// fn switch(send: Attempt, verdict: &Verdict, now: Time) -> Next {
+///     send.fail(verdict, now)
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Committed {
     sends: u16,
@@ -123,21 +140,22 @@ impl Attempt {
         if limits.replay == Replay::RefusedOnly && !refused_before_work(verdict.class) {
             return Next::End(End::Final);
         }
-        let room = u32::from(self.search.sends) < limits.sends_max;
-        let here = self.pause_ms(verdict.here).filter(|_| self.here < limits.max_attempts && room);
-        if let Some(after_ms) = here {
-            let soon_enough = now.plus_ms(i64::try_from(after_ms).unwrap_or(i64::MAX)) < limits.deadline;
-            if soon_enough {
-                self.here += 1;
-                self.search.sends += 1;
-                return Next::Same { attempt: self, after_ms };
-            }
+        let room = u32::from(self.search.sends) < limits.sends_max.min(u32::from(u16::MAX));
+        let pause = self.pause_ms(verdict.here).filter(|_| self.here < limits.max_attempts && room);
+        let in_time = |ms: u64| now.plus_ms(i64::try_from(ms).unwrap_or(i64::MAX)) < limits.deadline;
+        if let Some(after_ms) = pause.filter(|ms| in_time(*ms)) {
+            self.here += 1;
+            self.search.sends += 1;
+            return Next::Same { attempt: self, after_ms };
         }
         if !verdict.next {
-            let spent = verdict.here != Here::No;
-            return Next::End(if spent { End::Exhausted } else { End::Final });
+            return Next::End(match pause {
+                Some(_) => End::Deadline,
+                None if verdict.here == Here::No => End::Final,
+                None => End::Exhausted,
+            });
         }
-        if now >= limits.deadline {
+        if !in_time(0) {
             return Next::End(End::Deadline);
         }
         self.search.exhausted.push(self.deployment);
@@ -156,7 +174,7 @@ impl Attempt {
     fn pause_ms(&self, here: Here) -> Option<u64> {
         match here {
             Here::No => None,
-            Here::Backoff => Some(self.search.limits.backoff_ms << (self.here - 1).min(10)),
+            Here::Backoff => Some(self.search.limits.backoff_ms.saturating_mul(1 << (self.here - 1).min(10))),
             Here::After(ms) => Some(ms),
         }
     }

@@ -52,7 +52,7 @@ pub struct Ask<'a> {
     pub catalogue: u64,
 }
 
-/// Gathers what the choice depends on.
+/// Gathers what the choice depends on, the candidate to be chosen first: so what is cut off changes no decision.
 pub fn look(ask: &Ask<'_>, moment: &Moment<'_>) -> Choice {
     let mut candidates: Vec<Candidate> = ask.pool.places.iter().map(|place| candidate(place, ask, moment)).collect();
     let affinity = read_affinity(ask, moment, &candidates);
@@ -60,18 +60,20 @@ pub fn look(ask: &Ask<'_>, moment: &Moment<'_>) -> Choice {
     for code in candidates.iter().filter_map(|candidate| candidate.excluded) {
         *excluded.entry(code).or_default() += 1;
     }
-    if candidates.len() > CANDIDATES_MAX {
-        candidates.sort_by_cached_key(|candidate| importance(candidate, &affinity, moment.draw));
-        candidates.truncate(CANDIDATES_MAX);
-    }
-    Choice {
+    candidates.sort_by_cached_key(|candidate| importance(candidate, moment.draw));
+    let mut choice = Choice {
         candidates,
         excluded: excluded.into_iter().map(|(code, n)| ExclusionCount { code, n }).collect(),
         draw: moment.draw,
         affinity,
         last_resort: ask.last_resort,
         catalogue: ask.catalogue,
+    };
+    if let Some((index, _)) = decide(&choice) {
+        choice.candidates[..=index].rotate_right(1);
     }
+    choice.candidates.truncate(CANDIDATES_MAX);
+    choice
 }
 
 /// Makes the choice: the place in `choice.candidates`, and why; `None` when nothing is legal.
@@ -104,11 +106,11 @@ pub fn soonest(choice: &Choice) -> Option<Time> {
 /// change of members moves only the keys of those that changed (DESIGN.md, section 10).
 ///
 /// `-weight / ln(u)`, `u` from the first 8 bytes of SHA-256(key, 0x1F, deployment id), moved into (0, 1) by taking
-/// the upper 53 bits plus a half over 2^53.
+/// the upper 52 bits plus a half over 2^52: with one bit more the half would round up to 1, whose score is -inf.
 pub fn score(key: &[u8], deployment: &DeploymentId, weight: u32) -> f64 {
     let digest = Sha256::new().chain_update(key).chain_update([0x1f]).chain_update(deployment.as_str()).finalize();
     let bits = u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 digest has 32 bytes"));
-    let u = ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    let u = ((bits >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
     -f64::from(weight) / u.ln()
 }
 
@@ -171,12 +173,12 @@ fn read_affinity(ask: &Ask<'_>, moment: &Moment<'_>, candidates: &[Candidate]) -
     if legal { Affinity::Hit(read) } else { Affinity::Skipped(read) }
 }
 
-/// Sorts what matters to the choice first: the affinity, then legal candidates by tier and score, then the rest.
-fn importance(candidate: &Candidate, affinity: &Affinity, draw: u64) -> (bool, bool, i32, u64, Option<Time>) {
-    let held = matches!(affinity, Affinity::Hit(read) if read.deployment == candidate.deployment);
+/// Sorts what matters to the choice first: legal candidates by tier and score, then the excluded by when they may serve
+/// again, so that [`soonest`] stays true of those that are cut off.
+fn importance(candidate: &Candidate, draw: u64) -> (bool, bool, Option<Time>, i32, u64) {
     let score = score(&draw.to_be_bytes(), &candidate.deployment, candidate.weight);
     let rank = u64::MAX - score.to_bits();
-    (!held, candidate.excluded.is_some(), candidate.priority, rank, candidate.until)
+    (candidate.excluded.is_some(), candidate.until.is_none(), candidate.until, candidate.priority, rank)
 }
 
 fn last_resort(choice: &Choice) -> Option<usize> {

@@ -85,6 +85,8 @@ pub struct Health {
     pub level: u32,
     /// The rest it takes; it may lie in the past.
     pub cooldown: Option<Cooldown>,
+    /// The longest rest that the upstream itself asked for; a longer one of ours may hide it in `cooldown`.
+    pub asked: Option<Cooldown>,
     /// The models it does not serve; their ends may lie in the past.
     pub blocks: BTreeMap<ModelName, Block>,
 }
@@ -176,21 +178,22 @@ impl State {
     /// The digest of everything in the state, as 64 hex digits: two folds agree exactly when their digests do.
     pub fn digest(&self) -> String {
         use std::fmt::Write;
-        let mut text = format!("capacity {}\n", self.capacity);
+        let mut text = format!("capacity {}, next renewal {}\n", self.capacity, self.next_renewal);
         for (key, record) in self.records() {
-            writeln!(text, "{key} {record:?}").expect("a string takes every write");
+            writeln!(text, "{key:?} {record:?}").expect("a string takes every write");
         }
         for (member, health) in &self.health {
-            writeln!(text, "{member} {health:?}").expect("a string takes every write");
+            writeln!(text, "{member:?} {health:?}").expect("a string takes every write");
         }
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// S3.11, S3.22: the first selection of a key without a live record claims it for an hour.
+    /// S3.11, S3.22: the first selection of a key without a live record claims it for an hour. A cooling member takes
+    /// no new sticky (S1.7), though a last resort may be sent to it.
     fn claim(&mut self, selection: &Selection, revision: &Revision, at: Time) {
         let Some(context) = selection.context.as_ref().filter(|_| selection.claim) else { return };
         let Some(sticky) = &context.sticky else { return };
-        if self.record(&sticky.key, at).is_some() {
+        if self.record(&sticky.key, at).is_some() || self.rests(&selection.member, selection.incarnation, at) {
             return;
         }
         let record = Record {
@@ -222,16 +225,17 @@ impl State {
         self.affect(&attempt.member, attempt.incarnation, &effect, at);
         let failed = matches!(attempt.effect, Effect::Count | Effect::Cool | Effect::Block);
         let record = attempt.sticky.as_ref().and_then(|key| self.affinity.get_mut(key));
-        if let Some(record) = record.filter(|record| failed && record.deployment == attempt.deployment) {
-            record.fail_count += 1;
+        let current = |record: &&mut Record| record.deployment == attempt.deployment && record.last_ok_at <= Some(at);
+        if let Some(record) = record.filter(|record| failed && current(record)) {
+            record.fail_count = record.fail_count.saturating_add(1);
         }
     }
 
     /// S1.9, S3.13: a success renews the record it followed; a switch applies only if the record is absent, expired,
-    /// or still at the revision the switch was based on. A member that is still cooling renews nothing.
+    /// or still at the revision the switch was based on. A member that is still cooling renews nothing, nor does a
+    /// success that is older than the last one: it would shorten the life of the record.
     fn prefer(&mut self, preference: &Preference, revision: &Revision, at: Time) {
-        let health = self.health(&preference.member, preference.incarnation);
-        if health.is_some_and(|health| health.cooling(at).is_some()) {
+        if self.rests(&preference.member, preference.incarnation, at) {
             return;
         }
         let standing = self.record(&preference.key, at);
@@ -240,6 +244,7 @@ impl State {
         });
         let applies = match standing {
             None => true,
+            Some(_) if same.is_some_and(|record| record.last_ok_at > Some(at)) => false,
             Some(record) => same.is_some() || preference.base.as_ref() == Some(&record.revision),
         };
         if !applies {
@@ -261,6 +266,10 @@ impl State {
             renewal: 0,
         };
         self.store(preference.key.clone(), record);
+    }
+
+    fn rests(&self, member: &MemberId, incarnation: u64, at: Time) -> bool {
+        self.health(member, incarnation).is_some_and(|health| health.cooling(at).is_some())
     }
 
     /// Stores a record as the latest renewed, and evicts the longest not renewed beyond the capacity.
@@ -319,26 +328,21 @@ struct Effected<'a> {
 }
 
 impl Health {
+    /// A failure older than the last success counts for nothing: it tells of a state that has passed.
     fn affect(&mut self, effected: &Effected<'_>, at: Time) {
+        if effected.effect != Effect::Recover && self.last_ok_at > Some(at) {
+            return;
+        }
         match effected.effect {
             Effect::None => {}
             Effect::Recover => self.recover(effected.model, at),
             Effect::Count => self.fail(effected, at),
-            Effect::Cool => {
-                self.fail(effected, at);
-                let asked = effected.retry_after_ms.unwrap_or(0).min(effected.thresholds.cooldown_ms_max);
-                self.rest(at, asked, effected.class, true);
-            }
-            Effect::Block => {
-                self.last_failure = Some((at, effected.class));
-                let until = later(at, effected.thresholds.block_ms);
-                let until = self.blocks.get(effected.model).map_or(until, |block| block.until.max(until));
-                self.blocks.insert(effected.model.clone(), Block { until, reason: effected.class });
-            }
+            Effect::Cool => self.cool(effected, at),
+            Effect::Block => self.block(effected, at),
         }
     }
 
-    /// A success resets the counters and ends the cooldown, unless the upstream's own deadline still stands. One
+    /// A success resets the counters and ends the cooldown, down to what the upstream itself still asks for. One
     /// that is older than the last failure says nothing about what came after it.
     fn recover(&mut self, model: &ModelName, at: Time) {
         self.last_ok_at = self.last_ok_at.max(Some(at));
@@ -348,32 +352,51 @@ impl Health {
         self.failures = 0;
         self.level = 0;
         self.blocks.remove(model);
-        if self.cooling(at).is_none_or(|cooldown| !cooldown.upstream) {
-            self.cooldown = None;
-        }
+        self.asked = self.asked.take().filter(|asked| asked.until > at);
+        self.cooldown = self.asked.clone();
     }
 
-    /// Counts a failure; at the threshold a cooldown starts, longer each time. A failure older than the last success
-    /// counts for nothing, and one during a cooldown does not lengthen the next (PITFALLS C05).
+    /// Counts a failure; at the threshold a cooldown starts, longer each time. A failure during a cooldown does not
+    /// lengthen the next (PITFALLS C05).
     fn fail(&mut self, effected: &Effected<'_>, at: Time) {
-        if self.last_ok_at.is_some_and(|ok| ok > at) {
-            return;
-        }
         self.failures = self.failures.saturating_add(1);
-        self.last_failure = Some((at, effected.class));
+        self.note(effected.class, at);
         if self.failures >= effected.thresholds.failures && self.cooling(at).is_none() {
-            let rest_ms = effected.thresholds.cooldown_ms_at(self.level);
+            let until = later(at, effected.thresholds.cooldown_ms_at(self.level));
             self.level = self.level.saturating_add(1);
-            self.rest(at, rest_ms, effected.class, false);
+            rest(&mut self.cooldown, Cooldown { until, reason: effected.class, upstream: false });
         }
     }
 
-    /// The later deadline stands.
-    fn rest(&mut self, at: Time, ms: u64, reason: Class, upstream: bool) {
-        let until = later(at, ms);
-        if self.cooldown.as_ref().is_none_or(|standing| standing.until < until) {
-            self.cooldown = Some(Cooldown { until, reason, upstream });
+    /// Counts, and rests for as long as the upstream asks, within the cap.
+    fn cool(&mut self, effected: &Effected<'_>, at: Time) {
+        self.fail(effected, at);
+        let Some(asked_ms) = effected.retry_after_ms else { return };
+        let until = later(at, asked_ms.min(effected.thresholds.cooldown_ms_max));
+        let asked = Cooldown { until, reason: effected.class, upstream: true };
+        rest(&mut self.asked, asked.clone());
+        rest(&mut self.cooldown, asked);
+    }
+
+    fn block(&mut self, effected: &Effected<'_>, at: Time) {
+        self.note(effected.class, at);
+        let until = later(at, effected.thresholds.block_ms);
+        let until = self.blocks.get(effected.model).map_or(until, |block| block.until.max(until));
+        self.blocks.insert(effected.model.clone(), Block { until, reason: effected.class });
+    }
+
+    /// Notes a failure as the last, unless a later one is known already.
+    fn note(&mut self, class: Class, at: Time) {
+        if self.last_failure.is_none_or(|(failed_at, _)| failed_at <= at) {
+            self.last_failure = Some((at, class));
         }
+    }
+}
+
+/// The later deadline stands.
+fn rest(standing: &mut Option<Cooldown>, new: Cooldown) {
+    if standing.as_ref().is_none_or(|standing| standing.until < new.until) {
+        *standing = Some(new);
     }
 }
 

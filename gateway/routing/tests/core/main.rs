@@ -1,0 +1,6 @@
+//! The core of routing from outside: facts in, decisions out.
+
+mod dispatch;
+mod facts;
+mod select;
+mod state;
