@@ -50,6 +50,7 @@ mod tests {
 
     use super::*;
     use crate::story::Teller;
+    use crate::usage::Journal;
 
     /// What a writer of a made-up history does next.
     #[derive(Clone, Copy, Debug)]
@@ -175,6 +176,23 @@ mod tests {
             prop_assert_eq!(again.state.digest(), once.state.digest());
             prop_assert_eq!(again.usage, once.usage);
             prop_assert_eq!(again.gate.summary().duplicates, (cut - back) as u64);
+        }
+
+        #[test]
+        fn a_run_taken_back_leaves_no_trace(
+            steps in prop::collection::vec(step(), 0..80),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let (facts, ..) = history(&steps);
+            let cut = cut.index(facts.len() + 1);
+            let mut usage = UsageFold::default();
+            let mut rows = Vec::new();
+            facts[..cut].iter().for_each(|fact| usage.apply(fact, 1, &mut rows));
+            let before = usage.clone();
+            let mut journal = Journal::default();
+            facts[cut..].iter().for_each(|fact| usage.apply_noting(fact, 2, &mut rows, &mut journal));
+            usage.take_back(journal);
+            prop_assert_eq!(usage, before);
         }
 
         #[test]

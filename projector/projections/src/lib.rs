@@ -6,6 +6,7 @@
 pub mod chain;
 pub mod fold;
 pub mod gate;
+pub mod read;
 pub mod usage;
 
 #[cfg(test)]

@@ -97,6 +97,20 @@ pub struct UsageFold {
     orphans: u64,
 }
 
+/// What a run of facts changed in a [`UsageFold`]: enough to take it back where the rows could not be kept.
+#[derive(Debug, Default)]
+pub struct Journal {
+    changes: Vec<Change>,
+    n_orphans: u64,
+}
+
+/// Something as it stood before it changed.
+#[derive(Debug)]
+enum Change {
+    Writer(WriterId, Option<Writer>),
+    Request(WriterId, RequestId, Option<Open>),
+}
+
 impl UsageFold {
     /// Folds a fact that passed the gate and stands at log position `seq`; puts the rows it completes at the end of
     /// `rows`.
@@ -122,6 +136,48 @@ impl UsageFold {
             | Event::Dropped(_) => true,
         };
         self.orphans += u64::from(!known);
+    }
+
+    /// Like [`Self::apply`], and notes in `journal` what it changes.
+    pub fn apply_noting(&mut self, fact: &Fact, seq: u64, rows: &mut Vec<Row>, journal: &mut Journal) {
+        let orphans = self.orphans;
+        self.note_before(fact, journal);
+        self.apply(fact, seq, rows);
+        journal.n_orphans += self.orphans - orphans;
+    }
+
+    /// Takes back everything that `journal` notes, which must be the last that was applied.
+    pub fn take_back(&mut self, journal: Journal) {
+        self.orphans -= journal.n_orphans;
+        for change in journal.changes.into_iter().rev() {
+            match change {
+                Change::Writer(id, Some(writer)) => drop(self.writers.insert(id, writer)),
+                Change::Writer(id, None) => drop(self.writers.remove(&id)),
+                Change::Request(id, request, open) => {
+                    let writer = self.writers.entry(id).or_default();
+                    match open {
+                        Some(open) => drop(writer.open.insert(request, open)),
+                        None => drop(writer.open.remove(&request)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn note_before(&self, fact: &Fact, journal: &mut Journal) {
+        let id = &fact.revision.writer;
+        let writer = self.writers.get(id);
+        if writer.is_none_or(|writer| writer.epoch < fact.revision.epoch) {
+            journal.changes.push(Change::Writer(id.clone(), writer.cloned()));
+        }
+        if let Event::Vanished(vanished) = &fact.event {
+            let gone = self.writers.get(&vanished.writer).cloned();
+            journal.changes.push(Change::Writer(vanished.writer.clone(), gone));
+        }
+        if let Some(request) = request_of(&fact.event) {
+            let open = writer.and_then(|writer| writer.open.get(request)).cloned();
+            journal.changes.push(Change::Request(id.clone(), request.clone(), open));
+        }
     }
 
     /// How many requests are under way.
@@ -155,6 +211,25 @@ impl UsageFold {
             writer.abandon(rows);
             writer.vanished = true;
         }
+    }
+}
+
+/// The request that an event is about.
+pub fn request_of(event: &Event) -> Option<&RequestId> {
+    match event {
+        Event::Selection(selection) => Some(&selection.request),
+        Event::Attempt(attempt) => Some(&attempt.request),
+        Event::Request(request) => Some(&request.request),
+        Event::Preference(preference) => Some(&preference.request),
+        Event::Ownership(ownership) => Some(&ownership.request),
+        Event::Started(_)
+        | Event::Alive(_)
+        | Event::Catalogue(_)
+        | Event::Probe(_)
+        | Event::Models(_)
+        | Event::Operator(_)
+        | Event::Dropped(_)
+        | Event::Vanished(_) => None,
     }
 }
 
