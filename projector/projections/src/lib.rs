@@ -8,6 +8,7 @@ pub mod fold;
 pub mod gate;
 pub mod read;
 pub mod usage;
+pub mod word;
 
-#[cfg(test)]
-mod story;
+#[cfg(any(test, feature = "story"))]
+pub mod story;

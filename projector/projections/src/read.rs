@@ -1,7 +1,7 @@
 //! From the bytes of a frame to facts, one line at a time: a line that cannot be read never hides its neighbours.
 
 use waybill_schema::event::Fact;
-use waybill_schema::frame::{Frame, FrameError, Header, Line, LineError};
+use waybill_schema::frame::{FrameError, Header, Line, LineError};
 use waybill_schema::id::Revision;
 use waybill_schema::time::Time;
 use waybill_schema::upcast::DecodeError;
@@ -57,27 +57,32 @@ impl std::fmt::Display for UnreadError {
     }
 }
 
-/// Reads the header of a frame that the log has already checked, without working out its sum again.
-pub fn trusted(bytes: Vec<u8>) -> Result<Frame, FrameError> {
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(FrameError::Header)?;
-    let header: Header = serde_json::from_slice(&bytes[..end]).map_err(|_| FrameError::Header)?;
+/// Reads the header line of a frame that the log has already checked; its sum is not worked out again.
+pub fn header(bytes: &[u8]) -> Result<Header, FrameError> {
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let header: Header = serde_json::from_slice(line).map_err(|_| FrameError::Header)?;
     if header.f != 1 {
         return Err(FrameError::Newer(header.f));
     }
-    Ok(Frame { header, bytes })
+    Ok(header)
 }
 
-/// The facts of a frame in order, on the log's time scale: `stored` less the time they waited before they were `sent`
-/// (DESIGN.md section 5, "Order").
-pub fn facts(frame: &Frame, stored: Time, sent: Time) -> impl Iterator<Item = Result<Fact, Unread<'_>>> {
-    let Header { writer, epoch, first, .. } = &frame.header;
-    let skew_ms = stored.0.saturating_sub(sent.0);
-    frame.lines().zip(0u32..).map(move |(bytes, index)| {
-        let number = first + u64::from(index);
-        let revision = Revision { writer: writer.clone(), epoch: *epoch, number };
+/// The facts of the frame under `header` in order, on the log's time scale: `stored` less the time they waited before
+/// they were `sent` (DESIGN.md section 5, "Order").
+pub fn facts<'a>(
+    header: &'a Header,
+    bytes: &'a [u8],
+    stored: Time,
+    sent: Time,
+) -> impl Iterator<Item = Result<Fact, Unread<'a>>> {
+    let offset_ms = stored.0.saturating_sub(sent.0);
+    let lines = bytes.split(|byte| *byte == b'\n').skip(1).filter(|line| !line.is_empty());
+    lines.zip(0u32..).map(move |(bytes, index)| {
+        let number = header.first + u64::from(index);
+        let revision = Revision { writer: header.writer.clone(), epoch: header.epoch, number };
         let why = match Line::parse(bytes) {
             Ok(line) if line.number == number => {
-                return Ok(Fact { revision, at: line.made.plus_ms(skew_ms), event: line.event });
+                return Ok(Fact { revision, at: line.made.plus_ms(offset_ms), event: line.event });
             }
             Ok(line) => UnreadError::Number(line.number),
             Err(error) => UnreadError::Line(error),
@@ -89,7 +94,7 @@ pub fn facts(frame: &Frame, stored: Time, sent: Time) -> impl Iterator<Item = Re
 #[cfg(test)]
 mod tests {
     use waybill_schema::event::{Alive, Event};
-    use waybill_schema::frame::{Body, Link};
+    use waybill_schema::frame::{Body, Frame, Link};
 
     use super::*;
 
@@ -103,8 +108,8 @@ mod tests {
     fn check(lines: &[String], expected: &[&str]) {
         let count = u32::try_from(lines.len()).expect("few lines");
         let sealed = Frame::seal("a".into(), 2, Link::start(), 5, count, lines.concat().as_bytes());
-        let frame = trusted(sealed.bytes).expect("a sealed frame has a header");
-        let text: Vec<String> = facts(&frame, Time(1100), Time(1000))
+        let header = header(&sealed.bytes).expect("a sealed frame has a header");
+        let text: Vec<String> = facts(&header, &sealed.bytes, Time(1100), Time(1000))
             .map(|read| match read {
                 Ok(fact) => format!("{} at {}", fact.revision, fact.at.0),
                 Err(unread) => format!("{} line {}: {:?}", unread.revision, unread.line, unread.why.newer()),

@@ -1,46 +1,75 @@
-//! Facts for tests: a writer tells what happens, one numbered fact after the other.
+//! Facts for tests: a writer tells what happens, one numbered fact after the other, and seals it into frames.
 
 use waybill_schema::event::{
     Affinity, AffinityRead, Attempt, Choice, Class, Context, Effect, Endpoint, Epoch, Event, Fact, KeyType, Outcome,
     Reason, Request, Selection, SessionSource, Started, Sticky, Thresholds, Tokens, Usage,
 };
+use waybill_schema::frame::{Body, Frame, Link};
 use waybill_schema::id::{MemberId, Revision, WriterId};
 use waybill_schema::time::Time;
 
 /// A writer that makes facts.
-pub(crate) struct Teller {
-    pub(crate) writer: WriterId,
-    pub(crate) epoch: u64,
-    pub(crate) last: u64,
+#[derive(Debug)]
+pub struct Teller {
+    /// Its name.
+    pub writer: WriterId,
+    /// Its epoch; 0 before it has started.
+    pub epoch: u64,
+    /// Its last number.
+    pub last: u64,
+    link: Link,
 }
 
 impl Teller {
-    pub(crate) fn new(writer: &str) -> Self {
-        Self { writer: writer.into(), epoch: 0, last: 0 }
+    /// A writer that has said nothing.
+    pub fn new(writer: &str) -> Self {
+        Self { writer: writer.into(), epoch: 0, last: 0, link: Link::start() }
     }
 
-    pub(crate) fn says(&mut self, at: i64, event: Event) -> Fact {
+    /// Seals consecutive facts into the writer's next frame.
+    pub fn seals(&mut self, facts: &[Fact]) -> Frame {
+        let mut lines = Vec::new();
+        for fact in facts {
+            Body::of(&fact.event).write_line(fact.revision.number, fact.at, &mut lines);
+        }
+        self.seals_lines(&facts[0].revision, facts.len(), &lines)
+    }
+
+    /// Seals `count` lines, whatever they hold, into the writer's next frame; `first` names the fact in the first.
+    pub fn seals_lines(&mut self, first: &Revision, count: usize, lines: &[u8]) -> Frame {
+        let count = u32::try_from(count).expect("a frame holds few facts");
+        let frame = Frame::seal(self.writer.clone(), first.epoch, self.link.clone(), first.number, count, lines);
+        self.link = Link::after(&frame.header);
+        frame
+    }
+
+    /// The next fact: `event`, at `at`.
+    pub fn says(&mut self, at: i64, event: Event) -> Fact {
         self.last += 1;
         let revision = Revision { writer: self.writer.clone(), epoch: self.epoch, number: self.last };
         Fact { revision, at: Time(at), event }
     }
 
-    pub(crate) fn starts(&mut self, at: i64) -> Fact {
+    /// The first fact of the next epoch.
+    pub fn starts(&mut self, at: i64) -> Fact {
         let previous = (self.epoch > 0).then_some(Epoch { epoch: self.epoch, last: self.last });
         self.epoch += 1;
         self.last = 0;
         self.says(at, Event::Started(Started { version: "1".into(), secret: "s".into(), previous }))
     }
 
-    pub(crate) fn selects(&mut self, at: i64, request: &str, attempt: u16, deployment: &str) -> Fact {
+    /// A [`selection`].
+    pub fn selects(&mut self, at: i64, request: &str, attempt: u16, deployment: &str) -> Fact {
         self.says(at, Event::Selection(Box::new(selection(request, attempt, deployment))))
     }
 
-    pub(crate) fn ends_send(&mut self, at: i64, request: &str, number: u16, class: Class) -> Fact {
+    /// An [`attempt`].
+    pub fn ends_send(&mut self, at: i64, request: &str, number: u16, class: Class) -> Fact {
         self.says(at, Event::Attempt(Box::new(attempt(request, number, class))))
     }
 
-    pub(crate) fn ends(&mut self, at: i64, request: &str, outcome: Outcome, class: Class, attempts: u16) -> Fact {
+    /// A request ended after 70 ms with status 200.
+    pub fn ends(&mut self, at: i64, request: &str, outcome: Outcome, class: Class, attempts: u16) -> Fact {
         let request = Request {
             request: request.into(),
             outcome,
@@ -56,7 +85,8 @@ impl Teller {
     }
 }
 
-pub(crate) fn context() -> Context {
+/// Who asks for what in every request here: session `s-1` of `acme` wants `gpt` from `main`.
+pub fn context() -> Context {
     Context {
         scope: "acme".into(),
         key: "acme".into(),
@@ -72,7 +102,7 @@ pub(crate) fn context() -> Context {
 }
 
 /// A send of `request`; the first one carries the context and an affinity that was followed.
-pub(crate) fn selection(request: &str, attempt: u16, deployment: &str) -> Selection {
+pub fn selection(request: &str, attempt: u16, deployment: &str) -> Selection {
     let revision = Revision { writer: "gw".into(), epoch: 1, number: 1 };
     let read = AffinityRead { deployment: deployment.into(), revision, provisional: false };
     let choice = Choice {
@@ -99,7 +129,7 @@ pub(crate) fn selection(request: &str, attempt: u16, deployment: &str) -> Select
 }
 
 /// The end of a send that took 50 ms; a success used 100 tokens in and 20 out for 7 nano-USD.
-pub(crate) fn attempt(request: &str, attempt: u16, class: Class) -> Attempt {
+pub fn attempt(request: &str, attempt: u16, class: Class) -> Attempt {
     let success = class == Class::Success;
     let usage = Usage { input: Tokens::Reported(100), output: Tokens::Reported(20), ..Usage::default() };
     Attempt {
