@@ -218,6 +218,11 @@ impl Spool {
         Ok(first..=last)
     }
 
+    /// The last number given out in this epoch; 0 before the first.
+    pub fn last_number(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| current.number)
+    }
+
     /// Waits until the disk has the current segment. To wait without holding the spool, see [`Spool::syncer`].
     pub fn sync(&self) -> io::Result<()> {
         self.syncer().map_or(Ok(()), |syncer| syncer.sync())
