@@ -261,16 +261,16 @@ impl Spool {
         if current.bytes == 0 || current.bytes + bytes <= self.options.segment_bytes_max {
             return Ok(());
         }
-        // A torn end would look like damage once the segment is no longer the last.
-        if current.torn {
-            current.file.set_len(current.bytes)?;
-        }
         let (name, number) = (Name { epoch: current.name.epoch, first }, current.number);
         self.current = Some(self.create(name, number)?);
         Ok(())
     }
 
     fn create(&self, name: Name, number: u64) -> io::Result<Current> {
+        // A torn end would look like damage once its segment is no longer the newest.
+        if let Some(current) = self.current.as_ref().filter(|current| current.torn) {
+            current.file.set_len(current.bytes)?;
+        }
         let path = name.path(&self.shared.dir);
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
         self.shared.state().segments.push_back(Segment { name, bytes: 0 });
