@@ -1,15 +1,11 @@
 //! Health: who rests, until when and why, as the log has it.
 
-use rusqlite::Connection;
 use serde::Serialize;
-use waybill_projections::gate::Gate;
-use waybill_projections::read;
 use waybill_routing::state::{Health, State};
 use waybill_schema::event::Class;
 use waybill_schema::id::{MemberId, ModelName};
 use waybill_schema::time::Time;
 
-use crate::reading;
 
 /// The health of one member at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -63,25 +59,9 @@ pub struct Blocked {
     pub reason: Class,
 }
 
-/// Folds the log and says how every member on record stands at `now`, by member.
-pub fn health(connection: &Connection, now: Time) -> Result<Vec<MemberHealth>, rusqlite::Error> {
-    let state = state(connection)?;
-    Ok(state.members().map(|(member, health)| at(member, health, now)).collect())
-}
-
-/// The routing state that the log gives.
-pub fn state(connection: &Connection) -> Result<State, rusqlite::Error> {
-    let (mut gate, mut state) = (Gate::default(), State::default());
-    reading::frames(connection, "ORDER BY seq", [], |frame| {
-        let Ok(header) = read::header(&frame.bytes) else { return Ok(()) };
-        for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent).flatten() {
-            if gate.admit(&fact).folds() {
-                state.apply(&fact);
-            }
-        }
-        Ok::<_, rusqlite::Error>(())
-    })?;
-    Ok(state)
+/// How every member on record stands at `now`, by member.
+pub fn health(state: &State, now: Time) -> Vec<MemberHealth> {
+    state.members().map(|(member, health)| at(member, health, now)).collect()
 }
 
 /// How one member stands at `now`: what has passed is left out.

@@ -5,7 +5,7 @@
 pub mod catalogue;
 pub mod explain;
 pub mod health;
-mod reading;
+pub mod reading;
 pub mod redecide;
 pub mod sessions;
 pub mod verify;

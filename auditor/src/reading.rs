@@ -2,6 +2,8 @@
 
 use rusqlite::{Connection, Params};
 use waybill_events::log::{Seq, StoredFrame};
+use waybill_projections::fold::Fold;
+use waybill_projections::read;
 use waybill_schema::time::Time;
 
 /// Frames of the log in the order in which a query wants them.
@@ -21,6 +23,21 @@ pub(crate) fn frames<E: From<rusqlite::Error>>(
         take(StoredFrame { seq, stored, sent, bytes: row.get(3)? })?;
     }
     Ok(())
+}
+
+/// Folds the whole log, as a program that starts does.
+pub fn fold(connection: &Connection) -> Result<Fold, rusqlite::Error> {
+    let mut fold = Fold::default();
+    let mut rows = Vec::new();
+    frames(connection, "ORDER BY seq", [], |frame| {
+        let Ok(header) = read::header(&frame.bytes) else { return Ok(()) };
+        for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent).flatten() {
+            fold.apply(&fact, frame.seq.0, &mut rows);
+            rows.clear();
+        }
+        Ok::<_, rusqlite::Error>(())
+    })?;
+    Ok(fold)
 }
 
 /// SQLite's integers are signed; a count of ours beyond them is held at their end.

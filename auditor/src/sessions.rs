@@ -212,6 +212,14 @@ pub fn sessions(
     Ok(paged)
 }
 
+/// The scopes that have a session of this name, in order: a client's session id alone names no tenant.
+pub fn scopes(connection: &Connection, session: &SessionId) -> Result<Vec<ScopeId>, rusqlite::Error> {
+    let sql = "SELECT DISTINCT scope FROM usage_events WHERE session_id = ?1 ORDER BY scope";
+    let mut statement = connection.prepare_cached(sql)?;
+    let scopes = statement.query_map([session.as_str()], |row| Ok(ScopeId::new(row.get::<_, String>(0)?)))?;
+    scopes.collect()
+}
+
 /// The rounds of one session in the order in which they ended.
 pub fn rounds(
     connection: &Connection,

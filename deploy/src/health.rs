@@ -1,6 +1,8 @@
 //! `waybill health`: who cools down or is blocked, until when, and why.
 
 use waybill_auditor::health::{self, MemberHealth};
+use waybill_auditor::reading;
+use waybill_projections::word::Word;
 use waybill_schema::time::Time;
 
 use crate::{DataDir, data, table};
@@ -17,7 +19,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let log = data::open_log(&args.data.data)?;
-    let members = health::health(log.connection(), Time::wall_clock())?;
+    let members = health::health(&reading::fold(log.connection())?.state, Time::wall_clock());
     if args.json {
         return table::json(&members);
     }
@@ -31,17 +33,17 @@ fn row(member: &MemberHealth) -> Vec<String> {
     vec![
         member.member.to_string(),
         member.failures.to_string(),
-        failure.map(|failure| format!("{} {}", table::word(&failure.class), table::moment(failure.at))).unwrap_or_default(),
+        failure.map(|failure| format!("{} {}", Word(failure.class), table::moment(failure.at))).unwrap_or_default(),
         member.cooldown.as_ref().map_or_else(
             || "no".to_owned(),
             |rest| {
                 let by = if rest.upstream { ", as the upstream asked" } else { "" };
-                format!("until {} ({}{by})", table::moment(rest.until), table::word(&rest.reason))
+                format!("until {} ({}{by})", table::moment(rest.until), Word(rest.reason))
             },
         ),
         blocks
             .map(|block| {
-                format!("{} until {} ({})", block.model, table::moment(block.until), table::word(&block.reason))
+                format!("{} until {} ({})", block.model, table::moment(block.until), Word(block.reason))
             })
             .collect::<Vec<_>>()
             .join("\n"),

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
-use waybill_auditor::{catalogue as desk, health};
+use waybill_auditor::reading;
+use waybill_projections::fold::Fold;
+use waybill_projections::word::Word;
 use waybill_routing::request;
 use waybill_routing::select::{self, Ask, Moment};
 use waybill_routing::session::{self, Identity, Whose};
 use waybill_schema::catalogue::{Catalogue, Key, StickyMode};
-use waybill_schema::event::{Choice, Endpoint, Reason, SessionSource};
+use waybill_schema::event::{Affinity, Choice, Endpoint, Reason, SessionSource};
 use waybill_schema::id::{GroupId, ModelName, ScopeId, SessionId};
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
@@ -78,8 +80,8 @@ struct Answer {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let log = data::open_log(&args.data.data)?;
-    let catalogue = Catalogue::compile(&desk::rows(log.connection())?);
-    let state = health::state(log.connection())?;
+    let Fold { rows, state, .. } = reading::fold(log.connection())?;
+    let catalogue = Catalogue::compile(&rows);
     let key = caller(&catalogue, args.key.as_deref())?;
     let group = args.group.as_deref().map_or_else(|| key.group.clone(), GroupId::from);
     let pool = catalogue.pool(&group, &args.model);
@@ -154,11 +156,11 @@ fn sticky_of(
 
 fn print(answer: &Answer) -> anyhow::Result<()> {
     match (&answer.deployment, &answer.reason) {
-        (Some(deployment), Some(reason)) => println!("{deployment} ({})", table::word(reason)),
+        (Some(deployment), Some(reason)) => println!("{deployment} ({})", Word(reason)),
         _ => println!("nowhere: no candidate is legal"),
     }
     if let Some(sticky) = &answer.sticky {
-        println!("affinity {sticky}: {}", table::word(&answer.choice.affinity));
+        println!("affinity {sticky}: {}", read(&answer.choice.affinity));
     }
     table::print(
         &["deployment", "priority", "weight", "failures", "excluded"],
@@ -169,9 +171,18 @@ fn print(answer: &Answer) -> anyhow::Result<()> {
                 candidate.priority.to_string(),
                 candidate.weight.to_string(),
                 candidate.failures.to_string(),
-                candidate.excluded.map(|code| format!("{}{until}", table::word(&code))).unwrap_or_default(),
+                candidate.excluded.map(|code| format!("{}{until}", Word(code))).unwrap_or_default(),
             ]
         }),
     );
     Ok(())
+}
+
+fn read(affinity: &Affinity) -> String {
+    match affinity {
+        Affinity::None => "none is looked up".to_owned(),
+        Affinity::Absent => "no record".to_owned(),
+        Affinity::Hit(read) => format!("{} is followed", read.deployment),
+        Affinity::Skipped(read) => format!("{} is not legal now", read.deployment),
+    }
 }

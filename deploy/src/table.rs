@@ -23,12 +23,3 @@ pub(crate) fn moment(time: Time) -> String {
     chrono::DateTime::from_timestamp_millis(time.0)
         .map_or_else(|| "—".to_owned(), |moment| moment.format("%Y-%m-%d %H:%M:%SZ").to_string())
 }
-
-/// A value of the vocabulary as the log writes it: its tag, without what it carries.
-pub(crate) fn word(value: &impl serde::Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(word)) => word,
-        Ok(serde_json::Value::Object(tagged)) => tagged.into_iter().map(|(tag, _)| tag).next().unwrap_or_default(),
-        _ => String::new(),
-    }
-}
