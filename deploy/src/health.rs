@@ -42,9 +42,7 @@ fn row(member: &MemberHealth) -> Vec<String> {
             },
         ),
         blocks
-            .map(|block| {
-                format!("{} until {} ({})", block.model, table::moment(block.until), Word(block.reason))
-            })
+            .map(|block| format!("{} until {} ({})", block.model, table::moment(block.until), Word(block.reason)))
             .collect::<Vec<_>>()
             .join("\n"),
     ]

@@ -103,7 +103,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         endpoint,
         sticky: sticky.as_ref(),
         exhausted: &[],
-        has_credential: &|place| place.channel.api_keys.is_empty() || place.channel.api_keys.iter().any(|key| data::resolve(key).is_ok()),
+        has_credential: &|place| {
+            place.channel.api_keys.is_empty() || place.channel.api_keys.iter().any(|key| data::resolve(key).is_ok())
+        },
         last_resort: false,
         catalogue: catalogue.revision,
     };
