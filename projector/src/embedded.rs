@@ -170,16 +170,20 @@ impl EmbeddedProjector {
 
     /// Folds one frame, and writes its rows where they are not `covered` yet.
     fn step(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame, covered: u64) -> Result<(), ProjectError> {
-        let at = Checkpoint::at(transaction, frame.seq.0)?;
-        let journal = Journal::default();
-        let mut step = Step { at: std::mem::replace(&mut self.at, at), gate: self.gate.clone(), journal };
-        let rows = self.project(transaction, frame, covered, &mut step.journal);
+        let at = std::mem::replace(&mut self.at, Checkpoint::of(frame.seq.0, String::new()));
+        let mut step = Step { at, gate: self.gate.clone(), journal: Journal::default() };
+        let projected = self.project(transaction, frame, covered, &mut step.journal);
         self.steps.push_back(step);
         if self.steps.len() > STEPS_MAX {
             self.steps.pop_front();
         }
+        let (rows, sum) = projected?;
+        self.at = match sum {
+            Some(sum) => Checkpoint::of(frame.seq.0, sum),
+            None => Checkpoint::at(transaction, frame.seq.0)?,
+        };
         if frame.seq.0 > covered {
-            write(transaction, &rows?)?;
+            write(transaction, &rows)?;
             self.at.write(transaction)?;
         }
         Ok(())
@@ -208,11 +212,11 @@ impl EmbeddedProjector {
         stored: &StoredFrame,
         covered: u64,
         journal: &mut Journal,
-    ) -> Result<Vec<Row>, ProjectError> {
+    ) -> Result<(Vec<Row>, Option<String>), ProjectError> {
         let Self { gate, usage, .. } = self;
         let fresh = stored.seq.0 > covered;
         let mut rows = Vec::new();
-        each_fact(stored, |read| {
+        let sum = each_fact(stored, |read| {
             match read {
                 Read::Fact(fact) => {
                     let verdict = gate.admit(fact);
@@ -232,7 +236,7 @@ impl EmbeddedProjector {
             }
             Ok(())
         })?;
-        Ok(rows)
+        Ok((rows, sum))
     }
 }
 
@@ -288,7 +292,8 @@ impl Replay {
                 Read::NoFrame(_) => {}
             }
             Ok(())
-        })
+        })?;
+        Ok(())
     }
 }
 
@@ -313,18 +318,20 @@ enum Read<'a> {
     NoFrame(FrameError),
 }
 
-/// Hands everything in a frame to `take`, in order; stops at what a newer program wrote.
+/// Hands everything in a frame to `take`, in order; stops at what a newer program wrote. Gives the frame's sum where
+/// its header can be read.
 fn each_fact(
     frame: &StoredFrame,
     mut take: impl FnMut(Read<'_>) -> Result<(), ProjectError>,
-) -> Result<(), ProjectError> {
+) -> Result<Option<String>, ProjectError> {
     let seq = frame.seq.0;
     let header = match read::header(&frame.bytes) {
         Ok(header) => header,
         Err(FrameError::Newer(format)) => return Err(ProjectError::NewerFrame { seq, format }),
         Err(error @ (FrameError::Header | FrameError::Sum)) => {
             tracing::error!(seq, "frame cannot be read: quarantined");
-            return take(Read::NoFrame(error));
+            take(Read::NoFrame(error))?;
+            return Ok(None);
         }
     };
     for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
@@ -339,14 +346,13 @@ fn each_fact(
             }
         }
     }
-    Ok(())
+    Ok(Some(header.sum))
 }
 
 fn write(connection: &Connection, rows: &[Row]) -> Result<(), rusqlite::Error> {
-    for row in rows {
-        if !rows::insert(connection, row)? {
-            tracing::error!(?row, "row stands already: the first one stays");
-        }
+    let n_left_out = rows::insert(connection, rows)?;
+    if n_left_out > 0 {
+        tracing::error!(n_left_out, "rows stand already: the first ones stay");
     }
     Ok(())
 }
@@ -605,6 +611,35 @@ mod tests {
         let expected = store.everything();
         let store = store.reopen().expect("the file opens again");
         assert_eq!((store.everything(), store.start.rebuilt), (expected, false));
+    }
+
+    #[test]
+    fn a_failed_transaction_longer_than_the_steps_kept_is_folded_anew_from_the_log() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let (path, at) = (store.dir.path().join("waybill.db"), Seq(6));
+        let (mut projector, _) = EmbeddedProjector::resume(store.log.connection()).expect("the log can be folded");
+        let mut log = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("the file opens");
+        let n = STEPS_MAX + 1;
+        let facts: Vec<Fact> = (0..n)
+            .flat_map(|n| {
+                let (gw, request) = (&mut store.gateway, format!("q-{n}"));
+                [gw.selects(200, &request, 1, "a"), gw.ends_send(250, &request, 1, Class::Success)]
+            })
+            .collect();
+        let frames: Vec<Frame> = facts.chunks(2).map(|facts| store.gateway.seals(facts)).collect();
+        log.append(&frames, Some(at), Time(0)).expect("the log takes the frames");
+        let stored = log.read(at, n).expect("the log can be read");
+        for kept in [false, true] {
+            let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
+                .expect("a transaction can begin");
+            stored.iter().for_each(|frame| projector.fold(&transaction, frame).expect("the frame can be folded"));
+            if kept {
+                transaction.commit().expect("the transaction can be committed");
+            }
+        }
+        let sends = store.rows("SELECT count(*) FROM usage_attempts WHERE request_id LIKE 'q-%'");
+        assert_eq!((sends, projector.usage.n_open()), (vec![n.to_string()], n));
     }
 
     #[test]
