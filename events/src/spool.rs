@@ -1,1 +1,462 @@
-//! (in progress)
+//! The spool: the local, ordered, checksummed store of one writer's facts that the log has not acknowledged yet.
+//!
+//! A fact is numbered here, once, and `write()`n at once: the page cache survives the end of the process, so what
+//! [`Spool::append`] has returned is not lost to a SIGKILL. (A power cut may cost what was not synced; [`Spool::sync`].)
+//! What is recorded together is one record and is found again whole or not at all.
+//!
+//! A failed append costs its facts, not the spool: their numbers stay used, and the next append that succeeds begins
+//! with a `dropped` fact that names them. So numbers are dense within an epoch, except where a fact says so.
+
+mod reader;
+mod segment;
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use waybill_schema::event::{Dropped, Epoch, Event};
+use waybill_schema::frame::Body;
+use waybill_schema::time::Time;
+
+pub use reader::{Batch, Reader, Wake};
+use segment::{Name, Rest};
+
+/// A segment that has reached this many bytes is closed and another one begun.
+pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// At most this many bytes wait for the log's acknowledgement.
+pub const SPOOL_BYTES_MAX: u64 = 512 << 20;
+/// No record is larger: a length beyond it is damage.
+pub const RECORD_BYTES_MAX: usize = 16 << 20;
+
+const LOCK_FILE: &str = "spool.lock";
+
+/// The bounds of a spool.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// See [`SEGMENT_BYTES_MAX`].
+    pub segment_bytes_max: u64,
+    /// See [`SPOOL_BYTES_MAX`].
+    pub spool_bytes_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { segment_bytes_max: SEGMENT_BYTES_MAX, spool_bytes_max: SPOOL_BYTES_MAX }
+    }
+}
+
+/// What an opened spool held already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// The last epoch with a fact in it, and that fact's number; `None` in a new spool.
+    pub last: Option<Epoch>,
+    /// How many facts are held; the log may have some of them.
+    pub facts: u64,
+    /// How many bytes they take.
+    pub bytes: u64,
+    /// How many bytes of a torn last record were cut off.
+    pub torn_bytes: u64,
+}
+
+/// Why a spool cannot be opened or given an epoch.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolError {
+    /// Another process has it.
+    #[error("spool {} is in use by another process", .0.display())]
+    Locked(PathBuf),
+    /// A record is bad although good ones follow, or in a segment that is not the last: a hand must decide.
+    #[error("spool segment {} is damaged at byte {offset}", .file.display())]
+    Damaged {
+        /// The segment.
+        file: PathBuf,
+        /// Where the bad record begins.
+        offset: u64,
+    },
+    /// The epoch is not greater than one that the spool has seen.
+    #[error("epoch {epoch} does not follow epoch {last} of the spool")]
+    Epoch {
+        /// The epoch asked for.
+        epoch: u64,
+        /// The spool's last.
+        last: u64,
+    },
+    /// A file or the directory cannot be worked with.
+    #[error("cannot use {}", .path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl SpoolError {
+    fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+}
+
+/// Why facts were not recorded. Except for [`AppendError::NoEpoch`] their numbers are used up and will be declared.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// [`Spool::begin`] was not called.
+    #[error("no epoch has begun")]
+    NoEpoch,
+    /// Too much waits for the log.
+    #[error("spool is full: {held} bytes wait for the log")]
+    Full {
+        /// How many bytes wait.
+        held: u64,
+    },
+    /// The facts are larger than a record can be.
+    #[error("record of {bytes} bytes is larger than {RECORD_BYTES_MAX}")]
+    TooLarge {
+        /// How large they are.
+        bytes: usize,
+    },
+    /// The disk refused.
+    #[error("spool write failed")]
+    Write(#[source] io::Error),
+}
+
+impl AppendError {
+    /// The reason that a `dropped` fact gives: one of a few fixed texts.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::NoEpoch => "no epoch has begun",
+            Self::Full { .. } => "spool is full",
+            Self::TooLarge { .. } => "record too large",
+            Self::Write(_) => "spool write failed",
+        }
+    }
+}
+
+/// The writing half: appends facts. One [`Reader`] takes them out again.
+#[derive(Debug)]
+pub struct Spool {
+    options: Options,
+    shared: Arc<Shared>,
+    /// The greatest epoch that a fact was recorded in, or that has begun.
+    epoch_last: u64,
+    current: Option<Current>,
+    lost: Option<Dropped>,
+    buffer: Vec<u8>,
+}
+
+/// The segment that is written to, and the last number given out.
+#[derive(Debug)]
+struct Current {
+    name: Name,
+    file: Arc<File>,
+    /// The end of the last whole record.
+    bytes: u64,
+    /// Whether a failed write left bytes behind that could not be cut off yet.
+    torn: bool,
+    number: u64,
+}
+
+impl Spool {
+    /// Opens the spool in `dir`, which is made where it is missing: locks it and cuts off a torn last record.
+    pub fn open(dir: &Path, options: Options) -> Result<(Self, Reader, Recovered), SpoolError> {
+        fs::create_dir_all(dir).map_err(SpoolError::io(dir))?;
+        let lock = lock(dir)?;
+        let mut state = State::default();
+        let mut recovered = Recovered { last: None, facts: 0, bytes: 0, torn_bytes: 0 };
+        let names = segment_names(dir).map_err(SpoolError::io(dir))?;
+        for (place, name) in names.iter().enumerate() {
+            let last_segment = place + 1 == names.len();
+            let Some(segment) = recover(dir, *name, last_segment, &mut recovered)? else { continue };
+            state.segments.push_back(segment);
+        }
+        state.written = Count { facts: recovered.facts, bytes: recovered.bytes };
+        let shared =
+            Arc::new(Shared { dir: dir.to_owned(), _lock: lock, state: Mutex::new(state), changed: Condvar::new() });
+        let reader = Reader::new(shared.clone());
+        let epoch_last = recovered.last.map_or(0, |last| last.epoch);
+        Ok((Self { options, shared, epoch_last, current: None, lost: None, buffer: Vec::new() }, reader, recovered))
+    }
+
+    /// Begins `epoch`, which must be greater than all before in the spool and in the log; its first number is 1.
+    pub fn begin(&mut self, epoch: u64) -> Result<(), SpoolError> {
+        if epoch <= self.epoch_last {
+            return Err(SpoolError::Epoch { epoch, last: self.epoch_last });
+        }
+        let name = Name { epoch, first: 1 };
+        let current = self.create(name, 0).map_err(SpoolError::io(&name.path(&self.shared.dir)))?;
+        self.shared.state().begun = Some(epoch);
+        (self.epoch_last, self.current, self.lost) = (epoch, Some(current), None);
+        Ok(())
+    }
+
+    /// Numbers the facts in `bodies` (at least one) and records them together, with one `write()`: whole or not at all.
+    ///
+    /// Gives their numbers. After an error the spool is as usable as before, and the numbers that the facts would
+    /// have had are declared `dropped` by the next append that succeeds.
+    pub fn append(&mut self, bodies: &[Body], made: Time) -> Result<RangeInclusive<u64>, AppendError> {
+        assert!(!bodies.is_empty(), "an append has at least one fact");
+        let number = self.current.as_ref().ok_or(AppendError::NoEpoch)?.number;
+        let declared = u64::from(self.lost.is_some());
+        let (first, last) = (number + declared + 1, number + declared + bodies.len() as u64);
+        self.encode(number + 1, bodies, made);
+        let written = self.write(number + 1, last - number);
+        if let Some(current) = &mut self.current {
+            current.number = last;
+        }
+        match written {
+            Ok(()) => self.lost = None,
+            Err(error) => {
+                self.lose(number + 1, last, &error);
+                return Err(error);
+            }
+        }
+        Ok(first..=last)
+    }
+
+    /// Waits until the disk has the current segment. To wait without holding the spool, see [`Spool::syncer`].
+    pub fn sync(&self) -> io::Result<()> {
+        self.syncer().map_or(Ok(()), |syncer| syncer.sync())
+    }
+
+    /// What syncs the facts appended so far in the current segment: take it under the lock of the append that it is
+    /// for, and wait outside that lock. `None` before an epoch has begun.
+    pub fn syncer(&self) -> Option<Syncer> {
+        self.current.as_ref().map(|current| Syncer(current.file.clone()))
+    }
+
+    fn encode(&mut self, number: u64, bodies: &[Body], made: Time) {
+        segment::start_record(&mut self.buffer);
+        let declaration = self.lost.clone().map(|lost| Body::of(&Event::Dropped(lost)));
+        for (number, body) in (number..).zip(declaration.iter().chain(bodies)) {
+            body.write_line(number, made, &mut self.buffer);
+        }
+    }
+
+    /// Writes the record in the buffer, which holds `facts` facts from number `first` on.
+    fn write(&mut self, first: u64, facts: u64) -> Result<(), AppendError> {
+        let payload = self.buffer.len() - segment::HEAD_BYTES;
+        if payload > RECORD_BYTES_MAX {
+            return Err(AppendError::TooLarge { bytes: payload });
+        }
+        let bytes = self.buffer.len() as u64;
+        let held = self.shared.state().held_bytes();
+        if held + bytes > self.options.spool_bytes_max {
+            return Err(AppendError::Full { held });
+        }
+        segment::finish_record(&mut self.buffer);
+        self.rotate(first, bytes).map_err(AppendError::Write)?;
+        let current = self.current.as_mut().ok_or(AppendError::NoEpoch)?;
+        current.write(&self.buffer).map_err(AppendError::Write)?;
+        self.shared.grow(Count { facts, bytes });
+        Ok(())
+    }
+
+    /// Goes on to a new segment where the current one has no room for a record of `bytes` bytes.
+    fn rotate(&mut self, first: u64, bytes: u64) -> io::Result<()> {
+        let Some(current) = &self.current else { return Ok(()) };
+        if current.bytes == 0 || current.bytes + bytes <= self.options.segment_bytes_max {
+            return Ok(());
+        }
+        // A torn end would look like damage once the segment is no longer the last.
+        if current.torn {
+            current.file.set_len(current.bytes)?;
+        }
+        let (name, number) = (Name { epoch: current.name.epoch, first }, current.number);
+        self.current = Some(self.create(name, number)?);
+        Ok(())
+    }
+
+    fn create(&self, name: Name, number: u64) -> io::Result<Current> {
+        let path = name.path(&self.shared.dir);
+        let file = OpenOptions::new().append(true).create_new(true).open(path)?;
+        self.shared.state().segments.push_back(Segment { name, bytes: 0 });
+        Ok(Current { name, file: Arc::new(file), bytes: 0, torn: false, number })
+    }
+
+    fn lose(&mut self, first: u64, last: u64, error: &AppendError) {
+        let lost = self.lost.get_or_insert_with(|| Dropped { first, last, reason: error.reason().to_owned() });
+        lost.last = last;
+        if lost.first == first {
+            tracing::error!(error = error as &dyn std::error::Error, first, "spool gives up facts");
+        }
+    }
+}
+
+impl Current {
+    fn write(&mut self, record: &[u8]) -> io::Result<()> {
+        if self.torn {
+            self.file.set_len(self.bytes)?;
+            self.torn = false;
+        }
+        if let Err(error) = (&*self.file).write_all(record) {
+            self.torn = self.file.set_len(self.bytes).is_err();
+            return Err(error);
+        }
+        self.bytes += record.len() as u64;
+        Ok(())
+    }
+}
+
+/// Brings the facts of one segment to the disk.
+#[derive(Clone, Debug)]
+pub struct Syncer(Arc<File>);
+
+impl Syncer {
+    /// Waits until the disk has every fact that was in the segment at the call.
+    pub fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, SpoolError> {
+    let path = dir.join(LOCK_FILE);
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+    let file = opened.map_err(SpoolError::io(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(SpoolError::Locked(dir.to_owned())),
+        Err(TryLockError::Error(source)) => Err(SpoolError::Io { path, source }),
+    }
+}
+
+fn segment_names(dir: &Path) -> io::Result<Vec<Name>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        names.extend(entry?.file_name().to_str().and_then(Name::parse));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Takes up one segment: cuts off a torn end where it is the last, and removes it where it holds nothing.
+fn recover(dir: &Path, name: Name, last: bool, found: &mut Recovered) -> Result<Option<Segment>, SpoolError> {
+    let path = name.path(dir);
+    let io_error = || SpoolError::io(&path);
+    let scan = segment::scan(&path).map_err(io_error())?;
+    match scan.rest {
+        Rest::Nothing => {}
+        Rest::Torn(bytes) if last => {
+            let file = OpenOptions::new().write(true).open(&path).map_err(io_error())?;
+            file.set_len(scan.bytes).map_err(io_error())?;
+            found.torn_bytes += bytes;
+        }
+        Rest::Torn(_) | Rest::Damaged => return Err(SpoolError::Damaged { file: path, offset: scan.bytes }),
+    }
+    if scan.bytes == 0 {
+        fs::remove_file(&path).map_err(io_error())?;
+        return Ok(None);
+    }
+    let number = scan.last.ok_or_else(|| SpoolError::Damaged { file: path.clone(), offset: 0 })?;
+    found.last = Some(Epoch { epoch: name.epoch, last: number });
+    found.facts += scan.facts;
+    found.bytes += scan.bytes;
+    Ok(Some(Segment { name, bytes: scan.bytes }))
+}
+
+/// Facts, and the bytes that their records take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    facts: u64,
+    bytes: u64,
+}
+
+impl Count {
+    fn plus(self, more: Self) -> Self {
+        Self { facts: self.facts + more.facts, bytes: self.bytes + more.bytes }
+    }
+
+    /// Whether it is as far as `target` in either measure.
+    fn reaches(self, target: Self) -> bool {
+        self.facts >= target.facts || self.bytes >= target.bytes
+    }
+}
+
+/// What both halves of a spool know. It also holds the lock: as long as one half lives, the directory is taken.
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    _lock: File,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// In order; only the last one grows.
+    segments: VecDeque<Segment>,
+    /// All that was recorded, what was found at the opening included.
+    written: Count,
+    /// All that was acknowledged.
+    acked: Count,
+    /// The epoch begun in this life.
+    begun: Option<u64>,
+    /// What the reader waits for, so that an append wakes it once and not each time.
+    wanted: Option<Count>,
+    stop: Stop,
+}
+
+#[derive(Debug)]
+struct Segment {
+    name: Name,
+    /// The end of its last whole record: no reader goes beyond it.
+    bytes: u64,
+}
+
+/// How urgently the reader is asked to come to an end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stop {
+    /// Not at all.
+    #[default]
+    No,
+    /// When nothing is left to read.
+    Drained,
+    /// At once.
+    Now,
+}
+
+impl State {
+    fn held_bytes(&self) -> u64 {
+        self.written.bytes - self.acked.bytes
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of the spool's state panics")
+    }
+
+    fn grow(&self, by: Count) {
+        let mut state = self.state();
+        state.written = state.written.plus(by);
+        if let Some(current) = state.segments.back_mut() {
+            current.bytes += by.bytes;
+        }
+        if state.wanted.is_some_and(|wanted| state.written.reaches(wanted)) {
+            state.wanted = None;
+            self.changed.notify_all();
+        }
+    }
+
+    fn wait_while(&self, timeout: Duration, condition: impl FnMut(&mut State) -> bool) -> MutexGuard<'_, State> {
+        let waited = self.changed.wait_timeout_while(self.state(), timeout, condition);
+        waited.expect("no holder of the spool's state panics").0
+    }
+}
+
+/// Asks a spool's reader to come to an end; held by whoever owns the thread that reads.
+#[derive(Clone, Debug)]
+pub(crate) struct Stopper(Arc<Shared>);
+
+impl Stopper {
+    /// Asks; a milder request than the last changes nothing.
+    pub(crate) fn stop(&self, stop: Stop) {
+        let mut state = self.0.state();
+        state.stop = state.stop.max(stop);
+        self.0.changed.notify_all();
+    }
+}

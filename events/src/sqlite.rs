@@ -1,1 +1,184 @@
-//! (in progress)
+//! The embedded log: frames in the one SQLite file that also holds what is folded from them.
+//!
+//! Appending and folding are one transaction, so rows never know more or less than the log beside them.
+//!
+//! WAL with `synchronous = NORMAL`: a commit survives the end of the process at any moment. A power cut may cost the
+//! last commits; frames that the spool still holds are then sent again, and those it has let go are a break in the
+//! writer's chain that is noticed.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use waybill_schema::frame::{Frame, Header};
+use waybill_schema::id::WriterId;
+use waybill_schema::store::SQLITE_MIGRATIONS;
+use waybill_schema::time::Time;
+
+use crate::log::{AppendError, Appended, Last, Log, ReadError, Seq, StoredFrame};
+
+/// How long a statement waits for another process that holds the file.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Folds a frame into rows, inside the transaction that appends it.
+///
+/// Where that transaction fails afterwards, the same frame comes again: what a fold keeps outside the transaction
+/// must bear this.
+pub type Fold = Box<dyn FnMut(&Transaction<'_>, &StoredFrame) -> Result<(), rusqlite::Error> + Send>;
+
+/// Why the file cannot be opened as a log.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// SQLite cannot use it.
+    #[error("cannot open the log's file")]
+    Sqlite(#[from] rusqlite::Error),
+    /// Its tables cannot be brought to this program's version.
+    #[error("cannot migrate the log's file")]
+    Migrate(#[from] refinery::Error),
+}
+
+/// The log in a SQLite file.
+pub struct SqliteLog {
+    connection: Connection,
+    fold: Fold,
+}
+
+impl SqliteLog {
+    /// Opens the log at `path`, made where it is missing and migrated where it is older. One process does this.
+    pub fn open(path: &Path, fold: Fold) -> Result<Self, OpenError> {
+        let mut connection = Connection::open(path)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        migrate(&mut connection)?;
+        Ok(Self { connection, fold })
+    }
+
+    /// Opens the log at `path` for reading beside the process that writes it; an append is refused.
+    pub fn open_read_only(path: &Path) -> Result<Self, OpenError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        Ok(Self { connection, fold: Box::new(|_, _| Ok(())) })
+    }
+
+    /// The connection, for queries over the rows that are folded beside the log.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+}
+
+impl std::fmt::Debug for SqliteLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteLog").field("path", &self.connection.path()).finish_non_exhaustive()
+    }
+}
+
+impl Log for SqliteLog {
+    fn append(&mut self, frames: &[Frame], expected: Option<Seq>, sent: Time) -> Result<Vec<Appended>, AppendError> {
+        let Some(first) = frames.first() else { return Ok(Vec::new()) };
+        debug_assert!(frames.iter().all(|frame| frame.header.writer == first.header.writer));
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+        let actual = last_seq(&transaction, &first.header.writer).map_err(failed)?;
+        if actual != expected {
+            return Err(AppendError::Conflict { expected, actual });
+        }
+        let mut appended = Vec::with_capacity(frames.len());
+        for frame in frames {
+            let stored = insert(&transaction, frame, sent).map_err(failed)?;
+            (self.fold)(&transaction, &stored).map_err(failed)?;
+            appended.push(Appended { seq: stored.seq });
+        }
+        transaction.commit().map_err(failed)?;
+        Ok(appended)
+    }
+
+    fn last(&mut self, writer: &WriterId) -> Result<Option<Last>, ReadError> {
+        let sql = "SELECT seq, body FROM frames WHERE writer = ?1 ORDER BY frame DESC LIMIT 1";
+        let mut statement = self.connection.prepare_cached(sql).map_err(unreadable)?;
+        let row = statement.query_row([writer.as_str()], |row| Ok((seq(row)?, row.get::<_, Vec<u8>>("body")?)));
+        let Some((seq, body)) = row.optional().map_err(unreadable)? else { return Ok(None) };
+        let header: Header = Frame::parse(body).map_err(|error| ReadError(error.into()))?.header;
+        Ok(Some(Last { seq, header }))
+    }
+
+    fn read(&mut self, after: Seq, frames_max: usize) -> Result<Vec<StoredFrame>, ReadError> {
+        let sql = "SELECT seq, stored, sent, body FROM frames WHERE seq > ?1 ORDER BY seq LIMIT ?2";
+        let mut statement = self.connection.prepare_cached(sql).map_err(unreadable)?;
+        let rows = statement.query_map(params![integer(after.0), integer(frames_max as u64)], stored_frame);
+        rows.and_then(Iterator::collect).map_err(unreadable)
+    }
+
+    fn head(&mut self) -> Result<Seq, ReadError> {
+        let mut statement = self.connection.prepare_cached("SELECT max(seq) FROM frames").map_err(unreadable)?;
+        let head: Option<i64> = statement.query_row([], |row| row.get(0)).map_err(unreadable)?;
+        Ok(head.map_or(Seq::START, |head| Seq(head.unsigned_abs())))
+    }
+}
+
+fn migrate(connection: &mut Connection) -> Result<(), refinery::Error> {
+    let migrations: Result<Vec<_>, _> =
+        SQLITE_MIGRATIONS.iter().map(|(name, sql)| refinery::Migration::unapplied(name, sql)).collect();
+    refinery::Runner::new(&migrations?).run(connection)?;
+    Ok(())
+}
+
+fn last_seq(connection: &Connection, writer: &WriterId) -> Result<Option<Seq>, rusqlite::Error> {
+    let sql = "SELECT seq FROM frames WHERE writer = ?1 ORDER BY frame DESC LIMIT 1";
+    connection.prepare_cached(sql)?.query_row([writer.as_str()], seq).optional()
+}
+
+fn insert(transaction: &Transaction<'_>, frame: &Frame, sent: Time) -> Result<StoredFrame, rusqlite::Error> {
+    let Frame { header, bytes } = frame;
+    let stored = Time::wall_clock();
+    let sql = "INSERT INTO frames (writer, epoch, frame, first, last, sum, sent, stored, body)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+    let (epoch, number) = (integer(header.epoch), integer(header.frame));
+    let (first, last) = (integer(header.first), integer(header.last()));
+    transaction.prepare_cached(sql)?.execute(params![
+        header.writer.as_str(),
+        epoch,
+        number,
+        first,
+        last,
+        header.sum,
+        sent.0,
+        stored.0,
+        bytes
+    ])?;
+    let seq = Seq(transaction.last_insert_rowid().unsigned_abs());
+    Ok(StoredFrame { seq, stored, sent, bytes: bytes.clone() })
+}
+
+fn stored_frame(row: &Row<'_>) -> Result<StoredFrame, rusqlite::Error> {
+    let (stored, sent) = (Time(row.get("stored")?), Time(row.get("sent")?));
+    Ok(StoredFrame { seq: seq(row)?, stored, sent, bytes: row.get("body")? })
+}
+
+fn seq(row: &Row<'_>) -> Result<Seq, rusqlite::Error> {
+    row.get::<_, i64>("seq").map(|seq| Seq(seq.unsigned_abs()))
+}
+
+/// SQLite's integers are signed; numbers of ours that count things never come near the border.
+fn integer(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// What would fail again in the same way is refused; everything else (busy, disk full, I/O) may pass.
+fn failed(error: rusqlite::Error) -> AppendError {
+    match error.sqlite_error_code() {
+        Some(
+            ErrorCode::ConstraintViolation
+            | ErrorCode::ReadOnly
+            | ErrorCode::TypeMismatch
+            | ErrorCode::TooBig
+            | ErrorCode::DatabaseCorrupt
+            | ErrorCode::NotADatabase,
+        ) => AppendError::Refused(error.into()),
+        _ => AppendError::Unavailable(error.into()),
+    }
+}
+
+fn unreadable(error: rusqlite::Error) -> ReadError {
+    ReadError(error.into())
+}

@@ -14,6 +14,7 @@ CREATE TABLE frames (
 );
 
 -- One row a request that got as far as a session. `seq_first` and `seq_last` bound the frames that hold its facts.
+-- An abandoned request has no latency, and its `ended` is the last sign of it.
 CREATE TABLE usage_events (
     request_id     TEXT PRIMARY KEY,
     started        INTEGER NOT NULL,
@@ -36,16 +37,17 @@ CREATE TABLE usage_events (
     status         INTEGER,
     attempts       INTEGER NOT NULL,
     deployment     TEXT,
-    latency_ms     INTEGER NOT NULL,
+    latency_ms     INTEGER,
     seq_first      INTEGER NOT NULL,
     seq_last       INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 -- A session's rounds, and a scope's sessions by latest activity.
-CREATE INDEX usage_events_session ON usage_events (scope, session_id, started);
+CREATE INDEX usage_events_session ON usage_events (scope, session_id, ended);
 
 -- One row a send: where tokens and money live. A token column is NULL when nobody knows; `estimated` is a bit set
--- (1 input, 2 output, 4 cached, 8 cache_write, 16 reasoning) of the columns that were worked out here.
+-- (1 input, 2 output, 4 cached, 8 cache_write, 16 reasoning) of the columns that were worked out here. An abandoned send
+-- has no end; one whose selection could not be read has neither `upstream_model` nor `reason`.
 CREATE TABLE usage_attempts (
     request_id     TEXT NOT NULL,
     attempt        INTEGER NOT NULL,
@@ -53,8 +55,8 @@ CREATE TABLE usage_attempts (
     ended          INTEGER,
     member         TEXT NOT NULL,
     deployment     TEXT NOT NULL,
-    upstream_model TEXT NOT NULL,
-    reason         TEXT NOT NULL,
+    upstream_model TEXT,
+    reason         TEXT,
     class          TEXT NOT NULL,
     status         INTEGER,
     latency_ms     INTEGER,
@@ -70,7 +72,7 @@ CREATE TABLE usage_attempts (
     PRIMARY KEY (request_id, attempt)
 ) WITHOUT ROWID;
 
--- What could not be decoded, with its bytes.
+-- What could not be decoded, with its bytes. Line 0 is a frame whose header cannot be read.
 CREATE TABLE quarantine (
     seq   INTEGER NOT NULL,
     line  INTEGER NOT NULL,

@@ -51,6 +51,19 @@ impl Header {
         self.first + u64::from(self.count) - 1
     }
 
+    /// Reads the format first, so that a newer header of another shape is not taken for damage.
+    fn parse(line: &[u8]) -> Result<Self, FrameError> {
+        #[derive(Deserialize)]
+        struct Format {
+            f: u16,
+        }
+        match serde_json::from_slice(line) {
+            Ok(Format { f: 1 }) => serde_json::from_slice(line).map_err(|_| FrameError::Header),
+            Ok(Format { f }) => Err(FrameError::Newer(f)),
+            Err(_) => Err(FrameError::Header),
+        }
+    }
+
     fn sum_over(&self, lines: &[u8]) -> String {
         let head =
             format!("{}:{}:{}:{}:{}:{}\n", self.writer, self.epoch, self.frame, self.first, self.count, self.prev);
@@ -117,13 +130,10 @@ impl Frame {
     /// Reads a frame and checks its sum and count.
     pub fn parse(bytes: Vec<u8>) -> Result<Self, FrameError> {
         let end = bytes.iter().position(|b| *b == b'\n').ok_or(FrameError::Header)?;
-        let header: Header = serde_json::from_slice(&bytes[..end]).map_err(|_| FrameError::Header)?;
-        if header.f != 1 {
-            return Err(FrameError::Newer(header.f));
-        }
+        let header = Header::parse(&bytes[..end])?;
         let lines = &bytes[end + 1..];
-        let count = lines.iter().filter(|b| **b == b'\n').count();
-        if header.sum != header.sum_over(lines) || header.count == 0 || count != header.count as usize {
+        let whole = lines.ends_with(b"\n") && lines.iter().filter(|b| **b == b'\n').count() == header.count as usize;
+        if !whole || header.sum != header.sum_over(lines) {
             return Err(FrameError::Sum);
         }
         Ok(Self { header, bytes })

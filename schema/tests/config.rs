@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use serde_json::Value;
 use waybill_schema::catalogue::{
     Allocation, Chain, Channel, Dialect, FailoverPolicy, Group, Key, Member, ModelRoute, Organization, Route, Row,
     Status, StickyMode, StickyPolicy, Strategy as Sharing, Team, Template,
@@ -144,6 +145,15 @@ fn fallbacks_that_go_in_a_circle_are_refused_by_name() {
             (20, "catalogue.templates[0].context_window_fallbacks[1].b[0]", "in a circle: `d` → `b` → `d`"),
             (21, "catalogue.templates[0].context_window_fallbacks[2].a", "a second chain of `a`"),
         ],
+    );
+}
+
+#[test]
+fn servers_that_are_shared_need_a_name_and_a_shared_secret() {
+    check(
+        "log: { nats: [] }\n",
+        &[],
+        &[(1, "deployment_secret", "must make the same hashes"), (1, "log.nats", "at least one server")],
     );
 }
 
@@ -361,6 +371,13 @@ fn settings_that_change_nothing_yet_are_named() {
 }
 
 #[test]
+fn a_setting_that_the_environment_switches_off_is_not_warned_of() {
+    let warnings = good("routing: { error_aware: true }\n", &[("ROUTING_ERROR_AWARE", "off")]).warnings;
+    assert_eq!(warnings, []);
+    assert_eq!(good("listen: 127.0.0.1:1\n", &[("WAYBILL_LOG", "debug")]).log, None);
+}
+
+#[test]
 fn a_template_that_nobody_has_is_not_warned_of() {
     let unbound = EXAMPLE.replace(", template: default", "");
     let warnings = good(&unbound, &[]).warnings;
@@ -443,6 +460,8 @@ fn every_setting_has_a_variable_of_its_path() {
             ("WAYBILL_RETRY_ALL_COOLING", "wait:20"),
             ("WAYBILL_HEALTH_COOLDOWN_GROWTH", "1.25"),
             ("WAYBILL_HEALTH_BREAKER_HARD_FAILURES", "6"),
+            // A section has no variable; this one is what operators set the log filter with.
+            ("WAYBILL_LOG", "debug"),
             ("WAYBILL_CATALOGUE_CHANNELS", "nothing"),
         ],
     );
@@ -509,6 +528,96 @@ fn a_base_url_keeps_no_slash_at_its_end() {
     let text = "catalogue: { channels: [{ id: a, base_url: 'http://h:8080/v1//', dialects: [chat] }] }";
     let rows = good(text, &[]).rows;
     assert!(matches!(&rows[..], [Row::Channel(channel)] if channel.base_url == "http://h:8080/v1"), "{rows:?}");
+}
+
+/// The file's JSON Schema, for editors.
+const SCHEMA: &str = include_str!("../waybill.schema.json");
+
+/// A document with everything the schema knows, filled by `leaf` where the schema goes no deeper.
+fn document(schema: &Value, leaf: &dyn Fn(&Value) -> Value) -> Value {
+    if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+        let stray = ("qqqqqqqqqqqqqqqqqqqqqqqqqqqq".to_owned(), Value::Null);
+        let known = properties.iter().map(|(name, schema)| (name.clone(), document(schema, leaf)));
+        return Value::Object(known.chain([stray]).collect());
+    }
+    match schema.get("items") {
+        Some(items) if items.get("properties").is_some() => Value::Array(vec![document(items, leaf)]),
+        _ => leaf(schema),
+    }
+}
+
+/// The sorted field names of every map that the schema describes.
+fn known_fields(schema: &Value, found: &mut Vec<Vec<String>>) {
+    if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+        found.push(properties.keys().cloned().collect());
+        properties.values().for_each(|schema| known_fields(schema, found));
+    }
+    if let Some(items) = schema.get("items") {
+        known_fields(items, found);
+    }
+}
+
+#[test]
+fn the_schema_has_the_fields_that_are_read_and_no_others() {
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    let text = document(&schema, &|_| Value::Null).to_string();
+    let problems = read(&text, &[]).expect_err("it has strays");
+    let told = problems.iter().filter_map(|problem| problem.message.split_once("expected one of "));
+    let unknown = told.clone().filter(|(message, _)| message.starts_with("unknown field")).count();
+    let strays = problems.iter().filter(|problem| problem.message.starts_with("unknown field")).count();
+    assert_eq!(unknown, strays, "{problems:#?}");
+    let sorted = |names: &str| {
+        let mut names: Vec<String> = names.split(", ").map(str::to_owned).collect();
+        names.sort();
+        names
+    };
+    let mut read: Vec<Vec<String>> = told.map(|(_, names)| sorted(names)).collect();
+    let mut described = Vec::new();
+    known_fields(&schema, &mut described);
+    read.sort();
+    described.iter_mut().for_each(|names| names.sort());
+    described.sort();
+    assert_eq!(read, described);
+}
+
+#[test]
+fn the_schema_has_the_bounds_that_are_checked() {
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    let is_integer = |schema: &Value| schema.get("minimum").is_some() && schema["type"] == "integer";
+    let text = document(&schema, &|schema| if is_integer(schema) { Value::from(-1) } else { Value::Null }).to_string();
+    let problems = read(&text, &[]).expect_err("every number is out of bounds");
+    let told = problems.iter().filter_map(|p| p.message.strip_prefix("expected a whole number ")).map(str::to_owned);
+    let mut checked: Vec<String> = told.collect();
+    let mut described: Vec<String> = Vec::new();
+    bounds(&schema, &mut described);
+    checked.sort();
+    described.sort();
+    assert_eq!(checked, described);
+}
+
+fn bounds(schema: &Value, found: &mut Vec<String>) {
+    if let (Some(low), Some(high), "integer") =
+        (schema.get("minimum"), schema.get("maximum"), schema["type"].as_str().unwrap_or_default())
+    {
+        found.push(format!("from {low} to {high}"));
+    }
+    let properties = schema.get("properties").and_then(Value::as_object);
+    properties.iter().flat_map(|properties| properties.values()).for_each(|schema| bounds(schema, found));
+    if let Some(items) = schema.get("items") {
+        bounds(items, found);
+    }
+}
+
+#[test]
+fn the_schema_has_the_defaults_that_hold() {
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    let mut text = document(&schema, &|schema| schema.get("default").cloned().unwrap_or(Value::Null));
+    let root = text.as_object_mut().expect("the document is a map");
+    for absent in ["log", "state", "usage", "catalogue"] {
+        root.remove(absent);
+    }
+    let text = text.to_string().replace(",\"qqqqqqqqqqqqqqqqqqqqqqqqqqqq\":null", "");
+    assert_eq!(Config { warnings: vec![], ..good(&text, &[]) }, good(MINIMAL, &[]));
 }
 
 /// A piece of text that might stand anywhere in a file.

@@ -1,26 +1,323 @@
-//! (in progress)
-use waybill_schema::event::{Class, Effect};
-/// (in progress)
+//! What a failed send means: one verdict from the status, the headers and the body of an answer, or from their lack.
+//!
+//! A status says almost nothing: a full context arrives as 400, 413 or 200, an empty account as 400, 402, 403 or 429.
+//! So the error is first taken out of its envelopes ([`UpstreamError`]), then read in a fixed order (see `table`):
+//! texts that overrule, codes, texts, ambiguous codes, status. What is found gives a [`Verdict`]: the class that goes
+//! on record, where the request may be sent again, and what the member's health takes from it. Waits are given as
+//! the upstream stated them; how long one is believed is the caller's to say.
+
+mod envelope;
+mod table;
+mod wait;
+
+use waybill_schema::event::{Class, Effect, Endpoint};
+use waybill_schema::time::Time;
+
+pub use envelope::UpstreamError;
+use table::Meaning;
+
+/// The longest stated wait, in milliseconds, that is waited out for the same deployment.
+pub const WAIT_HERE_MS_MAX: u64 = 2_000;
+
+/// What follows from a failed send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// How the attempt is recorded.
+    pub class: Class,
+    /// Whether the same deployment may be sent to again.
+    pub here: Here,
+    /// Whether another deployment of the same model may be tried.
+    pub next: bool,
+    /// What the member's health takes from it.
+    pub effect: Effect,
+    /// The wait that the upstream stated, in milliseconds, uncapped.
+    pub retry_after_ms: Option<u64>,
+}
+
+/// Whether the same deployment may be sent to again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Here {
-    /// (in progress)
+    /// It may not.
     No,
-    /// (in progress)
+    /// After a wait of our own choosing.
     Backoff,
-    /// (in progress)
+    /// After the stated milliseconds, at most [`WAIT_HERE_MS_MAX`].
     After(u64),
 }
-/// (in progress)
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// (in progress)
-    pub class: Class,
-    /// (in progress)
-    pub here: Here,
-    /// (in progress)
-    pub next: bool,
-    /// (in progress)
-    pub effect: Effect,
-    /// (in progress)
-    pub retry_after_ms: Option<u64>,
+
+/// A send that ended without an answer that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// The host could not be reached or refused.
+    Connect,
+    /// The connection broke before any answer.
+    Broken,
+    /// Connecting took too long.
+    ConnectTimeout,
+    /// No meaningful frame came in time.
+    FirstTokenTimeout,
+    /// The whole took too long.
+    TotalTimeout,
+    /// Nothing came for too long after the answer had begun.
+    IdleTimeout,
+    /// The answer ended before its end.
+    Cut,
+    /// The answer is not of the dialect.
+    Malformed,
+    /// The answer is complete and holds nothing.
+    Empty,
+    /// The answer is a web page.
+    Html,
+}
+
+/// Looks a header of the answer up by its lower-case name.
+pub type Headers<'a> = &'a dyn Fn(&str) -> Option<&'a str>;
+
+/// The verdict on an answer with a status other than 2xx: `body` is what was read of it, `now` the time it came.
+pub fn head(endpoint: Endpoint, status: u16, headers: Headers<'_>, body: &[u8], now: Time) -> Verdict {
+    let mut error = UpstreamError::read(body);
+    if let Some(kind) = headers("x-amzn-errortype") {
+        error.add_code(kind.split(':').next().unwrap_or(kind));
+    }
+    judge(endpoint, &error, Some(status), headers, now)
+}
+
+/// The verdict on an error object inside a 200: a JSON answer, or a stream before its first output.
+pub fn upstream_error(endpoint: Endpoint, error: &UpstreamError, now: Time) -> Verdict {
+    judge(endpoint, error, None, &|_| None, now)
+}
+
+/// The verdict on a send without a readable answer.
+pub fn transport(kind: Transport) -> Verdict {
+    let (class, here) = match kind {
+        Transport::Connect | Transport::Broken => (Class::Unavailable, Here::Backoff),
+        // The work may be done and billed already; the same place would most likely be silent again.
+        Transport::ConnectTimeout | Transport::FirstTokenTimeout | Transport::TotalTimeout | Transport::IdleTimeout => {
+            (Class::Timeout, Here::No)
+        }
+        Transport::Cut => (Class::Interrupted, Here::Backoff),
+        Transport::Malformed | Transport::Empty | Transport::Html => (Class::Malformed, Here::Backoff),
+    };
+    Verdict { class, here, next: true, effect: Effect::Count, retry_after_ms: None }
+}
+
+fn judge(endpoint: Endpoint, error: &UpstreamError, status: Option<u16>, headers: Headers<'_>, now: Time) -> Verdict {
+    let meaning = match table::meaning(error, status) {
+        // A block is for the model, not for the endpoint: an upstream without token counting still serves chats.
+        Meaning::Model if matches!(endpoint, Endpoint::CountTokens) => Meaning::Capability,
+        meaning => meaning,
+    };
+    verdict(meaning, wait::stated(headers, error, now), now)
+}
+
+fn verdict(meaning: Meaning, stated: Option<u64>, now: Time) -> Verdict {
+    let final_here = |class, next, effect| Verdict { class, here: Here::No, next, effect, retry_after_ms: None };
+    let retryable = |class| Verdict {
+        class,
+        here: match stated {
+            None => Here::Backoff,
+            Some(ms) if ms <= WAIT_HERE_MS_MAX => Here::After(ms),
+            Some(_) => Here::No,
+        },
+        next: true,
+        effect: if stated.is_some() { Effect::Cool } else { Effect::Count },
+        retry_after_ms: stated,
+    };
+    match meaning {
+        Meaning::Rate => retryable(Class::RateLimited),
+        Meaning::RateDay => Verdict { here: Here::No, ..with_wait(retryable(Class::RateLimited), wait::day_end(now)) },
+        Meaning::NeverFits => final_here(Class::RateLimited, true, Effect::None),
+        Meaning::Down => retryable(Class::Upstream5xx),
+        Meaning::Timeout => Verdict { here: Here::No, ..retryable(Class::Timeout) },
+        Meaning::Foreign => Verdict { here: Here::Backoff, ..transport(Transport::Malformed) },
+        Meaning::Quota => final_here(Class::QuotaExhausted, true, Effect::Block),
+        Meaning::Unentitled => final_here(Class::QuotaExhausted, true, Effect::None),
+        Meaning::Credential => final_here(Class::InvalidKey, true, Effect::Block),
+        Meaning::Model => final_here(Class::ModelUnsupported, true, Effect::Block),
+        Meaning::Capability => final_here(Class::ModelUnsupported, true, Effect::None),
+        Meaning::Context => final_here(Class::ContextLength, false, Effect::None),
+        Meaning::Policy => final_here(Class::ContentPolicy, false, Effect::None),
+        Meaning::Caller => final_here(Class::CallerError, false, Effect::None),
+    }
+}
+
+fn with_wait(verdict: Verdict, ms: u64) -> Verdict {
+    Verdict { effect: Effect::Cool, retry_after_ms: Some(ms), ..verdict }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// 2024-03-26T19:59:00Z, a minute before the reset that the corpus shows for R04.
+    const NOW: Time = Time(1_711_483_140_000);
+
+    /// A row of the corpus: what an upstream sent, and the class that people gave it by hand.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Row {
+        id: String,
+        /// Absent where the source does not show it; 200 where the error came inside an answer.
+        status: Option<u16>,
+        #[serde(default)]
+        headers: BTreeMap<String, String>,
+        #[serde(default)]
+        body: Option<serde_json::Value>,
+        #[serde(default)]
+        text: String,
+        class: String,
+        #[serde(default)]
+        wait_ms: Option<u64>,
+        /// Why the classifier cannot do this row.
+        #[serde(default)]
+        exception: Option<String>,
+    }
+
+    impl Row {
+        fn all() -> Vec<Self> {
+            let lines = include_str!("../fixtures/provider_errors.jsonl").lines();
+            lines.map(|line| serde_json::from_str(line).expect(line)).collect()
+        }
+
+        fn verdict(&self) -> Verdict {
+            let body = self.body.as_ref().map_or(self.text.clone(), |body| body.to_string());
+            let headers = |name: &str| self.headers.get(name).map(String::as_str);
+            match self.status {
+                None | Some(200) => upstream_error(Endpoint::Chat, &UpstreamError::read(body.as_bytes()), NOW),
+                Some(status) => head(Endpoint::Chat, status, &headers, body.as_bytes(), NOW),
+            }
+        }
+
+        fn is_right(&self, verdict: Verdict) -> bool {
+            let classes: &[Class] = match self.class.as_str() {
+                "CTX" => &[Class::ContextLength],
+                "POLICY" => &[Class::ContentPolicy],
+                "RATE" => &[Class::RateLimited],
+                "QUOTA" => &[Class::QuotaExhausted],
+                "AUTH" => &[Class::InvalidKey],
+                "MODEL" => &[Class::ModelUnsupported],
+                "DOWN" => &[Class::Upstream5xx, Class::Timeout],
+                "MODEL/DOWN" => &[Class::ModelUnsupported, Class::Upstream5xx],
+                "CALLER" | "STATE" => &[Class::CallerError],
+                other => panic!("{}: no such class: {other}", self.id),
+            };
+            classes.contains(&verdict.class) && self.wait_ms.is_none_or(|ms| verdict.retry_after_ms == Some(ms))
+        }
+    }
+
+    #[test]
+    fn every_row_of_the_corpus_but_the_named_exceptions_is_classified_as_people_did() {
+        let rows = Row::all();
+        assert!(rows.len() >= 200, "{} rows", rows.len());
+        for row in &rows {
+            let verdict = row.verdict();
+            assert_eq!(row.is_right(verdict), row.exception.is_none(), "{} ({}): {verdict:?}", row.id, row.class);
+        }
+    }
+
+    /// S1.8, S3.15
+    #[test]
+    fn what_follows_depends_on_the_class_alone_where_no_wait_is_stated() {
+        for row in Row::all().iter().filter(|row| row.wait_ms.is_none()) {
+            let verdict = row.verdict();
+            let Verdict { class, here, next, effect, .. } = verdict;
+            let right = match class {
+                Class::RateLimited => next && (here == Here::Backoff || here == Here::No),
+                Class::Upstream5xx => next && here == Here::Backoff && effect == Effect::Count,
+                Class::Timeout => next && here == Here::No && effect == Effect::Count,
+                Class::InvalidKey => next && here == Here::No && effect == Effect::Block,
+                Class::QuotaExhausted | Class::ModelUnsupported => {
+                    next && here == Here::No && matches!(effect, Effect::Block | Effect::None)
+                }
+                Class::ContextLength | Class::ContentPolicy | Class::CallerError => {
+                    !next && here == Here::No && effect == Effect::None
+                }
+                _ => false,
+            };
+            assert!(right, "{}: {verdict:?}", row.id);
+        }
+    }
+
+    #[track_caller]
+    fn check(id: &str, here: Here, effect: Effect, retry_after_ms: Option<u64>) {
+        let row = Row::all().into_iter().find(|row| row.id == id).expect("the row is in the corpus");
+        let verdict = row.verdict();
+        assert_eq!((verdict.here, verdict.effect, verdict.retry_after_ms), (here, effect, retry_after_ms));
+    }
+
+    #[test]
+    fn a_stated_wait_cools_and_a_short_one_is_waited_out() {
+        check("R01", Here::After(494), Effect::Cool, Some(494));
+        check("R10", Here::No, Effect::Cool, Some(4_770));
+        check("R18", Here::Backoff, Effect::Count, None);
+        check("D04", Here::No, Effect::Cool, Some(40_000));
+    }
+
+    #[test]
+    fn hints_that_lie_are_not_believed() {
+        check("Q03", Here::No, Effect::Block, None);
+        check("Q04", Here::No, Effect::Block, None);
+        check("R07", Here::No, Effect::None, None);
+        check("R08", Here::No, Effect::None, None);
+        // Until midnight, four hours and a minute from the time of the test.
+        check("R12", Here::No, Effect::Cool, Some((4 * 3600 + 60) * 1000));
+    }
+
+    #[test]
+    fn a_need_of_one_request_does_not_block_the_model_for_others() {
+        for id in ["Q15", "M03", "M11", "M17"] {
+            check(id, Here::No, Effect::None, None);
+        }
+        let without_counting = head(Endpoint::CountTokens, 404, &|_| None, b"", NOW);
+        assert_eq!((without_counting.class, without_counting.effect), (Class::ModelUnsupported, Effect::None));
+        assert_eq!(head(Endpoint::Messages, 404, &|_| None, b"", NOW).effect, Effect::Block);
+    }
+
+    #[test]
+    fn a_bare_status_is_enough() {
+        let expected = [
+            (302, Class::Malformed),
+            (400, Class::CallerError),
+            (401, Class::InvalidKey),
+            (402, Class::QuotaExhausted),
+            (403, Class::InvalidKey),
+            (404, Class::ModelUnsupported),
+            (405, Class::ModelUnsupported),
+            (408, Class::Timeout),
+            (409, Class::CallerError),
+            (413, Class::CallerError),
+            (422, Class::CallerError),
+            (429, Class::RateLimited),
+            (500, Class::Upstream5xx),
+            (503, Class::Upstream5xx),
+            (524, Class::Timeout),
+            (529, Class::Upstream5xx),
+            (599, Class::Upstream5xx),
+        ];
+        for (status, class) in expected {
+            assert_eq!(head(Endpoint::Responses, status, &|_| None, b"", NOW).class, class, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_send_without_an_answer_may_go_elsewhere_and_counts() {
+        let all = [
+            (Transport::Connect, Class::Unavailable, Here::Backoff),
+            (Transport::Broken, Class::Unavailable, Here::Backoff),
+            (Transport::ConnectTimeout, Class::Timeout, Here::No),
+            (Transport::FirstTokenTimeout, Class::Timeout, Here::No),
+            (Transport::TotalTimeout, Class::Timeout, Here::No),
+            (Transport::IdleTimeout, Class::Timeout, Here::No),
+            (Transport::Cut, Class::Interrupted, Here::Backoff),
+            (Transport::Malformed, Class::Malformed, Here::Backoff),
+            (Transport::Empty, Class::Malformed, Here::Backoff),
+            (Transport::Html, Class::Malformed, Here::Backoff),
+        ];
+        for (kind, class, here) in all {
+            let expected = Verdict { class, here, next: true, effect: Effect::Count, retry_after_ms: None };
+            assert_eq!(transport(kind), expected, "{kind:?}");
+        }
+    }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
-use super::fields::{Reader, Spot};
+use super::reader::Here;
 use super::value::shown;
 use crate::catalogue::{is_pattern, matches};
 use crate::id::ModelName;
 
 /// A source and where it falls back to, each target with its place.
-pub(super) struct Chained {
+pub(super) struct Chained<'a> {
     pub(super) source: ModelName,
-    pub(super) targets: Vec<(ModelName, Spot)>,
+    pub(super) targets: Vec<(ModelName, Here<'a>)>,
 }
 
 /// How far the search has come with a chain.
@@ -23,7 +23,7 @@ enum Seen {
 }
 
 /// Records every target that closes a circle, naming the circle.
-pub(super) fn refuse_circles(reader: &Reader<'_>, chains: &[Chained]) {
+pub(super) fn refuse_circles(chains: &[Chained<'_>]) {
     let index = Index::new(chains);
     let mut seen = vec![Seen::Not; chains.len()];
     for start in 0..chains.len() {
@@ -33,14 +33,14 @@ pub(super) fn refuse_circles(reader: &Reader<'_>, chains: &[Chained]) {
             path.push((start, 0));
         }
         while let Some((chain, next)) = path.last_mut() {
-            let Some((target, spot)) = chains[*chain].targets.get(*next) else {
+            let Some((target, here)) = chains[*chain].targets.get(*next) else {
                 seen[*chain] = Seen::Done;
                 path.pop();
                 continue;
             };
             *next += 1;
             match index.chain_of(target) {
-                Some(target) if seen[target] == Seen::OnPath => reader.problem(spot, circle(chains, &path, target)),
+                Some(target) if seen[target] == Seen::OnPath => here.wrong(circle(chains, &path, target)),
                 Some(target) if seen[target] == Seen::Not => {
                     seen[target] = Seen::OnPath;
                     path.push((target, 0));
@@ -52,7 +52,7 @@ pub(super) fn refuse_circles(reader: &Reader<'_>, chains: &[Chained]) {
 }
 
 /// The sentence that names the circle from `target` along `path` back to it.
-fn circle(chains: &[Chained], path: &[(usize, usize)], target: usize) -> String {
+fn circle(chains: &[Chained<'_>], path: &[(usize, usize)], target: usize) -> String {
     let from = path.iter().position(|(chain, _)| *chain == target).unwrap_or_default();
     let round = path[from..].iter().map(|(chain, _)| *chain).chain([target]);
     let names: Vec<String> = round.map(|chain| format!("`{}`", shown(chains[chain].source.as_str()))).collect();
@@ -69,7 +69,7 @@ struct Index<'c> {
 }
 
 impl<'c> Index<'c> {
-    fn new(chains: &'c [Chained]) -> Self {
+    fn new(chains: &'c [Chained<'_>]) -> Self {
         let all = || chains.iter().enumerate().map(|(i, chain)| (chain.source.as_str(), i));
         let literal = |pattern: &str| pattern.chars().filter(|c| *c != '*').count();
         let mut patterns: Vec<_> = all().filter(|(source, _)| is_pattern(source)).collect();

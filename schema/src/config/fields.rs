@@ -4,166 +4,78 @@
 //! of the file; with a fault on record no [`Config`](super::Config) is made, so that a stand-in never gets out.
 //! A setting's environment variables are looked up where the setting is read: none exists without its override.
 
-use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
-use super::Problem;
+use super::reader::{Here, Reader};
 use super::value;
-use super::yaml::{At, Fault, Key, Kind, Node};
+use super::yaml::{Key, Kind, Node};
 use crate::secret::SecretRef;
 
 /// The first part of every override's name.
 const PREFIX: &str = "WAYBILL";
 
-/// What a problem with an override names as its file.
-const ENVIRONMENT: &str = "environment";
-
-/// Problems named at once; a file with more is another kind of file.
-const PROBLEMS_MAX: usize = 200;
-
-/// What one parse reads from, and what it has found.
-pub(super) struct Reader<'a> {
-    file: &'a str,
-    env: &'a dyn Fn(&str) -> Option<String>,
-    problems: RefCell<Vec<Problem>>,
-    in_use: RefCell<Vec<Spot>>,
-}
-
-/// A field and where it is written; the environment has no places.
-#[derive(Clone, Debug)]
-pub(super) struct Spot {
-    pub(super) at: Option<At>,
-    /// The path in the file, whether or not it is written there.
-    pub(super) path: String,
-    variable: Option<String>,
-}
-
-impl Spot {
-    /// A place in the file.
-    pub(super) fn in_file(at: At, path: String) -> Self {
-        Self { at: Some(at), path, variable: None }
-    }
-}
-
-impl<'a> Reader<'a> {
-    pub(super) fn new(file: &'a str, env: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { file, env, problems: RefCell::default(), in_use: RefCell::default() }
-    }
-
-    /// Records a problem.
-    pub(super) fn problem(&self, spot: &Spot, message: impl Into<String>) {
-        let mut problems = self.problems.borrow_mut();
-        if problems.len() < PROBLEMS_MAX {
-            problems.push(self.told(spot, message.into()));
-        }
-    }
-
-    /// Records what is wrong with the text itself.
-    pub(super) fn fault(&self, fault: Fault) {
-        self.problem(&Spot::in_file(fault.at, String::new()), fault.message);
-    }
-
-    /// `message` about `spot`, as the operator reads it.
-    pub(super) fn told(&self, spot: &Spot, message: String) -> Problem {
-        let (file, field) = match &spot.variable {
-            Some(variable) => (ENVIRONMENT, variable),
-            None => (self.file, &spot.path),
-        };
-        let (line, column) = spot.at.map_or((0, 0), |at| (at.line, at.column));
-        Problem { file: file.to_owned(), line, column, field: field.clone(), message }
-    }
-
-    /// All problems: those of the file by line, then those of the environment.
-    pub(super) fn problems(&self) -> Vec<Problem> {
-        let mut problems = self.problems.borrow().clone();
-        problems.sort_by(|a, b| {
-            let key = |p: &Problem| (p.line == 0, p.line, p.column, p.field.clone(), p.message.clone());
-            key(a).cmp(&key(b))
-        });
-        problems.dedup();
-        problems
-    }
-
-    /// The settings that were given and say more than "no", in reading order.
-    pub(super) fn in_use(&self) -> Vec<Spot> {
-        self.in_use.borrow().clone()
-    }
-
-    /// The whole document.
-    pub(super) fn root(&'a self, node: &'a Node) -> Fields<'a> {
-        let spot = Spot::in_file(node.at, String::new());
-        let field = Field { reader: self, node: Some(node), spot, variable: Some(PREFIX.to_owned()), seed: None };
-        field.section()
-    }
-
-    fn variable(&self, name: &str) -> Option<String> {
-        // Compose files and unit files pass a variable that is not set as an empty one.
-        (self.env)(name).filter(|value| !value.is_empty())
-    }
-}
-
 /// A map being read. Dropping it names the fields that nobody asked for.
 pub(super) struct Fields<'a> {
-    reader: &'a Reader<'a>,
-    at: At,
-    path: String,
+    here: Here<'a>,
     entries: &'a [(Key, Node)],
-    variable: Option<String>,
+    /// The first part of the names of its fields' overrides; none inside the catalogue.
+    prefix: Option<String>,
     asked: Vec<&'static str>,
 }
 
 impl<'a> Fields<'a> {
+    /// The whole document.
+    pub(super) fn root(reader: &'a Reader<'a>, node: &'a Node) -> Self {
+        let here = reader.here(node.at, String::new());
+        Field { here, node: Some(node), variable: Some(PREFIX.to_owned()), seed: None }.section()
+    }
+
     /// The field `name`, there or not.
     pub(super) fn field(&mut self, name: &'static str) -> Field<'a> {
         self.asked.push(name);
         let entry = self.entries.iter().find(|(key, _)| key.text == name).map(|(_, node)| node);
+        let here = self.here.elsewhere(entry.map_or(self.here.at(), |node| node.at), self.child(name));
+        let variable = self.prefix.as_ref().map(|prefix| format!("{prefix}_{}", name.to_ascii_uppercase()));
         let node = entry.filter(|node| !matches!(node.kind, Kind::Null));
-        let spot = Spot::in_file(entry.map_or(self.at, |node| node.at), self.child(name));
-        if node.is_some_and(says_something) {
-            self.reader.in_use.borrow_mut().push(spot.clone());
+        if node.is_some_and(|node| node.text().is_none() && !node.is_empty()) {
+            here.note_in_use();
         }
-        let variable = self.variable.as_ref().map(|prefix| format!("{prefix}_{}", name.to_ascii_uppercase()));
-        Field { reader: self.reader, node, spot, variable, seed: None }
+        Field { here, node, variable, seed: None }
     }
 
     /// Where the map itself stands.
-    pub(super) fn spot(&self) -> Spot {
-        Spot::in_file(self.at, self.path.clone())
+    pub(super) fn here(&self) -> Here<'a> {
+        self.here.clone()
     }
 
-    /// Every entry of a map whose keys are the operator's own.
-    pub(super) fn entries(mut self) -> Vec<(&'a Key, Field<'a>)> {
+    /// Every entry of a map whose keys are the operator's own: where the key stands, the key, the value.
+    pub(super) fn entries(mut self) -> Vec<(Here<'a>, &'a str, Field<'a>)> {
         let entries = std::mem::take(&mut self.entries);
-        let field = |(key, node): &'a (Key, Node)| {
-            let spot = Spot::in_file(node.at, self.child(&value::shown(&key.text)));
-            (key, Field { reader: self.reader, node: Some(node), spot, variable: None, seed: None })
+        let entry = |(key, node): &'a (Key, Node)| {
+            let path = self.child(&value::shown(&key.text));
+            let value = Field::element(self.here.elsewhere(node.at, path.clone()), node);
+            (self.here.elsewhere(key.at, path), key.text.as_str(), value)
         };
-        entries.iter().map(field).collect()
+        entries.iter().map(entry).collect()
     }
 
     fn child(&self, name: &str) -> String {
-        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+        let path = &self.here.spot.path;
+        if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
     }
 }
 
 impl Drop for Fields<'_> {
     fn drop(&mut self) {
         for (key, _) in self.entries.iter().filter(|(key, _)| !self.asked.contains(&key.text.as_str())) {
-            let suggestion = value::suggestion(&key.text, self.asked.iter().copied());
+            let mut hint = value::suggestion(&key.text, self.asked.iter().copied());
+            if hint.is_empty() && !self.asked.is_empty() {
+                hint = format!(": expected one of {}", self.asked.join(", "));
+            }
             let name = value::shown(&key.text);
-            let spot = Spot::in_file(key.at, self.child(&name));
-            self.reader.problem(&spot, format!("unknown field `{name}`{suggestion}"));
+            let message = format!("unknown field `{name}`{hint}");
+            self.here.elsewhere(key.at, self.child(&name)).wrong(message);
         }
-    }
-}
-
-/// Whether a value that was given asks for anything.
-fn says_something(node: &Node) -> bool {
-    match &node.kind {
-        Kind::Null => false,
-        Kind::Scalar(text) => value::flag(text) != Ok(false),
-        Kind::Seq(nodes) => !nodes.is_empty(),
-        Kind::Map(entries) => !entries.is_empty(),
     }
 }
 
@@ -177,22 +89,27 @@ struct Seed {
 
 /// One field, there or not.
 pub(super) struct Field<'a> {
-    pub(super) reader: &'a Reader<'a>,
+    /// Its place in the file, whether or not the file is what counts.
+    here: Here<'a>,
     node: Option<&'a Node>,
-    spot: Spot,
     /// The override's name; none inside the catalogue.
     variable: Option<String>,
     seed: Option<Seed>,
 }
 
 /// The text of a scalar, and where it comes from.
-struct Written {
+struct Written<'a> {
     text: String,
-    spot: Spot,
+    here: Here<'a>,
     unit: u32,
 }
 
 impl<'a> Field<'a> {
+    /// An element of a list, or the value of a key of the operator's own.
+    fn element(here: Here<'a>, node: &'a Node) -> Self {
+        Self { here, node: Some(node), variable: None, seed: None }
+    }
+
     /// Lets seed 2's variable `name` override the field, below our own.
     pub(super) fn seed(mut self, name: &'static str) -> Self {
         self.seed = Some(Seed { name, unit: 1 });
@@ -214,7 +131,7 @@ impl<'a> Field<'a> {
     /// Refuses that the field is missing.
     pub(super) fn required(self) -> Self {
         if self.node.is_none() && self.overridden().is_none() {
-            self.wrong("is missing");
+            self.here.wrong("is missing");
         }
         self
     }
@@ -224,28 +141,24 @@ impl<'a> Field<'a> {
         self.node.is_some() || self.overridden().is_some()
     }
 
-    /// The value of the variable that overrides the field, if one does.
-    pub(super) fn variable(&self) -> Option<(String, String)> {
-        let name = self.variable.clone()?;
-        self.reader.variable(&name).map(|text| (name, text))
+    /// Whether the field stands in the file.
+    pub(super) fn is_in_file(&self) -> bool {
+        self.node.is_some()
+    }
+
+    /// Whether our own variable overrides the field.
+    pub(super) fn is_overridden(&self) -> bool {
+        self.variable().is_some()
     }
 
     /// Where the field is written, or would be.
-    pub(super) fn spot(&self) -> Spot {
-        self.overridden().map_or_else(|| self.spot.clone(), |written| written.spot)
-    }
-
-    /// Records a problem with the field.
-    pub(super) fn wrong(&self, message: impl Into<String>) {
-        self.reader.problem(&self.spot(), message);
+    pub(super) fn here(&self) -> Here<'a> {
+        self.overridden().map_or_else(|| self.here.clone(), |written| written.here)
     }
 
     /// A section of settings, whose own fields can be overridden whether it is there or not.
     pub(super) fn section(self) -> Fields<'a> {
-        let variable = self.variable.clone();
-        let (reader, spot) = (self.reader, self.spot.clone());
-        let at = spot.at.unwrap_or(At::START);
-        let empty = Fields { reader, at, path: spot.path, entries: &[], variable, asked: Vec::new() };
+        let empty = Fields { here: self.here.clone(), entries: &[], prefix: self.variable.clone(), asked: Vec::new() };
         self.map().unwrap_or(empty)
     }
 
@@ -253,11 +166,10 @@ impl<'a> Field<'a> {
     pub(super) fn map(self) -> Option<Fields<'a>> {
         let node = self.node?;
         let Kind::Map(entries) = &node.kind else {
-            self.wrong(format!("expected a map, found {}", node.kind));
+            self.here.wrong(format!("expected a map, found {}", node.kind));
             return None;
         };
-        let (path, variable) = (self.spot.path, self.variable);
-        Some(Fields { reader: self.reader, at: node.at, path, entries, variable, asked: Vec::new() })
+        Some(Fields { here: self.here, entries, prefix: self.variable, asked: Vec::new() })
     }
 
     /// Whether the file is to be read here and holds a map, where a word can stand as well.
@@ -270,17 +182,21 @@ impl<'a> Field<'a> {
         self.overridden().is_none() && matches!(self.node.map(|node| &node.kind), Some(Kind::Seq(_)))
     }
 
+    /// Whether a list of nothing stands here.
+    pub(super) fn is_empty_list(&self) -> bool {
+        self.is_list() && self.node.is_some_and(Node::is_empty)
+    }
+
     /// The elements of the list that stands here.
     pub(super) fn list(self) -> Vec<Field<'a>> {
         let Some(node) = self.node else { return Vec::new() };
         if !matches!(node.kind, Kind::Seq(_)) {
-            self.wrong(format!("expected a list, found {}", node.kind));
+            self.here.wrong(format!("expected a list, found {}", node.kind));
         }
-        let field = |(i, node): (usize, &'a Node)| {
-            let spot = Spot::in_file(node.at, format!("{}[{i}]", self.spot.path));
-            Field { reader: self.reader, node: Some(node), spot, variable: None, seed: None }
-        };
-        node.elements().iter().enumerate().map(field).collect()
+        let path = &self.here.spot.path;
+        let element =
+            |(i, node): (usize, &'a Node)| Field::element(self.here.elsewhere(node.at, format!("{path}[{i}]")), node);
+        node.elements().iter().enumerate().map(element).collect()
     }
 
     /// The maps of the list that stands here.
@@ -295,8 +211,7 @@ impl<'a> Field<'a> {
 
     fn read_in_units<T>(self, parse: impl FnOnce(&str, u32) -> Result<T, String>) -> Option<T> {
         let written = self.written()?;
-        let problem = |message| self.reader.problem(&written.spot, message);
-        parse(&written.text, written.unit).map_err(problem).ok()
+        parse(&written.text, written.unit).map_err(|message| written.here.wrong(message)).ok()
     }
 
     /// A switch.
@@ -338,30 +253,35 @@ impl<'a> Field<'a> {
     }
 
     /// The text of the scalar that is in force: our variable's, else the seed's, else the file's.
-    fn written(&self) -> Option<Written> {
-        if let Some(written) = self.overridden() {
-            if value::flag(&written.text) != Ok(false) {
-                self.reader.in_use.borrow_mut().push(written.spot.clone());
-            }
-            return Some(written);
+    fn written(&self) -> Option<Written<'a>> {
+        let written = self.overridden().or_else(|| self.written_in_file())?;
+        if value::flag(&written.text) != Ok(false) {
+            written.here.note_in_use();
         }
-        let node = self.node?;
-        let Some(text) = node.text() else {
-            self.wrong(format!("expected a single value, found {}", node.kind));
-            return None;
-        };
-        Some(Written { text: text.to_owned(), spot: self.spot.clone(), unit: 1 })
+        Some(written)
     }
 
-    fn overridden(&self) -> Option<Written> {
-        let written = |text, name: &str, unit| {
-            let spot = Spot { at: None, path: self.spot.path.clone(), variable: Some(name.to_owned()) };
-            Written { text, spot, unit }
-        };
+    fn written_in_file(&self) -> Option<Written<'a>> {
+        let node = self.node?;
+        let text = node.text().map(str::to_owned);
+        if text.is_none() {
+            self.here.wrong(format!("expected a single value, found {}", node.kind));
+        }
+        Some(Written { text: text?, here: self.here.clone(), unit: 1 })
+    }
+
+    fn overridden(&self) -> Option<Written<'a>> {
+        let written = |text, name: &str, unit| Written { text, here: self.here.in_environment(name), unit };
         if let Some((name, text)) = self.variable() {
             return Some(written(text, &name, 1));
         }
         let Seed { name, unit } = self.seed?;
-        self.reader.variable(name).map(|text| written(text, name, unit))
+        self.here.variable(name).map(|text| written(text, name, unit))
+    }
+
+    /// Our own variable, if it is set: its name and its value.
+    fn variable(&self) -> Option<(String, String)> {
+        let name = self.variable.clone()?;
+        self.here.variable(&name).map(|text| (name, text))
     }
 }

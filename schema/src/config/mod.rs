@@ -6,6 +6,7 @@ mod chains;
 mod fields;
 mod names;
 mod parse;
+mod reader;
 mod rows;
 mod settings;
 mod value;

@@ -1,8 +1,9 @@
-//! The names a catalogue defines, gathered before its rows are read, so that a reference may stand before what it names.
+//! The names a catalogue defines, gathered before its rows are read: a reference may stand before what it names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::fields::{Field, Reader, Spot};
+use super::fields::Field;
+use super::reader::Reader;
 use super::value::{shown, suggestion};
 use super::yaml::Node;
 use crate::catalogue::{is_pattern, matches};
@@ -35,7 +36,7 @@ struct Deployments {
 
 impl Names {
     /// Gathers the names of `catalogue` and records those defined twice.
-    pub(super) fn gather(reader: &Reader<'_>, catalogue: Option<&Node>) -> Self {
+    pub(super) fn gather<'a>(reader: &'a Reader<'a>, catalogue: Option<&Node>) -> Self {
         let named = |kind, list, key| Named::gather(reader, catalogue, kind, list, key);
         let names = Self {
             channels: named("channel", "channels", "id"),
@@ -85,7 +86,7 @@ impl Names {
 }
 
 impl Named {
-    fn gather(reader: &Reader<'_>, catalogue: Option<&Node>, kind: &'static str, list: &str, key: &str) -> Self {
+    fn gather<'a>(reader: &'a Reader<'a>, catalogue: Option<&Node>, kind: &'static str, list: &str, key: &str) -> Self {
         let mut lines = BTreeMap::new();
         for (i, row) in elements(catalogue, list).iter().enumerate() {
             let Some((at, text)) = row.get(key).and_then(|node| Some((node.at, node.text()?))) else { continue };
@@ -93,7 +94,7 @@ impl Named {
                 None => drop(lines.insert(text.to_owned(), at.line)),
                 Some(first) => {
                     let message = format!("duplicate {kind} `{}`, first on line {first}", shown(text));
-                    reader.problem(&Spot::in_file(at, format!("catalogue.{list}[{i}].{key}")), message);
+                    reader.here(at, format!("catalogue.{list}[{i}].{key}")).wrong(message);
                 }
             }
         }

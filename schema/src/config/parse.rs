@@ -1,7 +1,8 @@
 //! From text to [`Config`]: the sections in order, what holds between them, and what is not in force yet.
 
-use super::fields::{Fields, Reader, Spot};
+use super::fields::Fields;
 use super::names::Names;
+use super::reader::{Reader, Spot};
 use super::rows::rows;
 use super::yaml::{self, Kind, Node};
 use super::{Config, Problem, settings, value};
@@ -55,19 +56,26 @@ pub fn parse(text: &str, file: &str, env: &dyn Fn(&str) -> Option<String>) -> Re
     config.filter(|_| problems.is_empty()).ok_or(problems)
 }
 
-fn config(reader: &Reader<'_>, root: &Node) -> Config {
+fn config<'a>(reader: &'a Reader<'a>, root: &'a Node) -> Config {
     let names = Names::gather(reader, root.get("catalogue"));
-    let mut fields = reader.root(root);
+    let mut fields = Fields::root(reader, root);
     let (sticky_enabled, sticky) = settings::sticky(fields.field("sticky").section());
     let rows = fields.field("catalogue").file_only().map().map(|catalogue| rows(catalogue, &names)).unwrap_or_default();
+    let (log, state) = (settings::log(fields.field("log")), settings::state(fields.field("state")));
+    let usage = settings::usage(fields.field("usage"));
+    let deployment_secret = fields.field("deployment_secret");
+    if (log.is_some() || state.is_some() || usage.is_some()) && !deployment_secret.is_given() {
+        let message = "is missing: instances that share log, state or usage must make the same hashes";
+        deployment_secret.here().wrong(message);
+    }
     let listen = fields.field("listen").read(|text| value::listen(text).map(str::to_owned));
     let config = Config {
         listen: listen.unwrap_or("127.0.0.1:4000".to_owned()),
         admin_token: fields.field("admin_token").secret(),
-        deployment_secret: fields.field("deployment_secret").secret(),
-        log: settings::log(fields.field("log")),
-        state: settings::state(fields.field("state")),
-        usage: settings::usage(fields.field("usage")),
+        deployment_secret: deployment_secret.secret(),
+        log,
+        state,
+        usage,
         session: settings::session(fields.field("session").section()),
         routing: settings::routing(fields.field("routing").section()),
         sticky_enabled,
@@ -79,18 +87,8 @@ fn config(reader: &Reader<'_>, root: &Node) -> Config {
         warnings: Vec::new(),
         rows,
     };
-    require_secret(&config, reader, &mut fields);
     drop(fields);
     Config { warnings: warnings(reader, &names, root), ..config }
-}
-
-/// Instances that share anything must make the same hashes.
-fn require_secret(config: &Config, reader: &Reader<'_>, fields: &mut Fields<'_>) {
-    let shared = config.log.is_some() || config.state.is_some() || config.usage.is_some();
-    let field = fields.field("deployment_secret");
-    if shared && !field.is_given() {
-        reader.problem(&field.spot(), "is missing: instances that share log, state or usage need the same one");
-    }
 }
 
 /// One sentence for each line of [`NOT_IN_FORCE`] that the operator relies on, at its first place.

@@ -1,11 +1,12 @@
 //! The catalogue section as rows.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 use super::chains::{Chained, refuse_circles};
-use super::fields::{Field, Fields, Spot};
+use super::fields::{Field, Fields};
 use super::names::Names;
+use super::reader::Here;
 use super::settings::{ATTEMPTS, failover_policy, first_token, sticky_policy};
 use super::value;
 use crate::catalogue::{
@@ -65,7 +66,7 @@ pub(super) fn rows(mut catalogue: Fields<'_>, names: &Names) -> Vec<Row> {
 
 fn channel(mut row: Fields<'_>) -> Channel {
     let dialects = row.field("dialects").required();
-    let no_dialect = dialects.is_list().then(|| (dialects.reader, dialects.spot()));
+    let empty = dialects.is_empty_list().then(|| dialects.here());
     let channel = Channel {
         id: row.field("id").required().id(),
         status: status(&mut row),
@@ -80,33 +81,31 @@ fn channel(mut row: Fields<'_>) -> Channel {
         labels: labels(row.field("labels")),
         internal_headers: row.field("internal_headers").flag(false),
     };
+    // Read for its form alone: nothing discovers models yet.
     row.field("discover").flag(false);
-    if let Some((reader, spot)) = no_dialect.filter(|(_, spot)| channel.dialects.is_empty() && spot.at.is_some()) {
-        reader.problem(&spot, "a channel must speak at least one dialect");
+    if let Some(here) = empty {
+        here.wrong("a channel must speak at least one dialect");
     }
     channel
 }
 
-fn labels(field: Field<'_>) -> std::collections::BTreeMap<String, String> {
-    let (reader, spot) = (field.reader, field.spot());
+fn labels(field: Field<'_>) -> BTreeMap<String, String> {
+    let here = field.here();
     let entries = field.map().map(Fields::entries).unwrap_or_default();
     if entries.len() > LABELS_MAX {
-        reader.problem(&spot, format!("more than {LABELS_MAX} labels"));
+        here.wrong(format!("more than {LABELS_MAX} labels"));
     }
-    let label = |(key, field): (&super::yaml::Key, Field<'_>)| {
-        let spot = Spot::in_file(key.at, field.spot().path);
-        let name =
-            value::id(&key.text).map_err(|message| reader.problem(&spot, message)).unwrap_or_default().to_owned();
-        (name, field.read(|text| value::line(text).map(str::to_owned)).unwrap_or_default())
+    let label = |(here, name, field): (Here<'_>, &str, Field<'_>)| {
+        let name = value::id(name).map_err(|message| here.wrong(message)).unwrap_or_default();
+        (name.to_owned(), field.read(line).unwrap_or_default())
     };
     entries.into_iter().map(label).collect()
 }
 
 /// Reads routes with their members; a route's row goes to `rows`, the members come back.
 fn routes(field: Field<'_>, names: &Names, rows: &mut Vec<Row>) -> Vec<Member> {
-    let reader = field.reader;
     let (mut members, mut chains) = (Vec::new(), Vec::new());
-    let mut places: HashMap<MemberId, Option<u64>> = HashMap::new();
+    let mut lines: HashMap<MemberId, u64> = HashMap::new();
     for mut row in field.rows() {
         let source = row.field("model").required().read(pattern).unwrap_or_else(|| "".into());
         let targets = distinct(row.field("fallbacks"), |text| target(text, names));
@@ -116,31 +115,26 @@ fn routes(field: Field<'_>, names: &Names, rows: &mut Vec<Row>) -> Vec<Member> {
             sticky_session: row.field("sticky_session").flag(true),
             first_token_seconds: first_token(row.field("first_token_seconds")),
         }));
-        for (member, spot) in self::members(&mut row, &source, names) {
-            let line = spot.at.map(|at| at.line);
-            if let Some(first) = places.insert(member.id.clone(), line).flatten() {
-                reader.problem(&spot, format!("duplicate member `{}`, first on line {first}", member.id));
+        for (member, here) in self::members(&mut row, &source, names) {
+            let first = lines.insert(member.id.clone(), here.at().line);
+            if let Some(first) = first.filter(|_| ![member.channel.as_str(), member.group.as_str()].contains(&"")) {
+                here.wrong(format!("duplicate member `{}`, first on line {first}", member.id));
             }
             members.push(member);
         }
         chains.push(Chained { source, targets });
     }
-    refuse_circles(reader, &chains);
+    refuse_circles(&chains);
     members
 }
 
-fn members(route: &mut Fields<'_>, model: &ModelName, names: &Names) -> Vec<(Member, Spot)> {
+fn members<'a>(route: &mut Fields<'a>, model: &ModelName, names: &Names) -> Vec<(Member, Here<'a>)> {
     let field = route.field("members").required();
-    let (reader, spot, is_list) = (field.reader, field.spot(), field.is_list());
-    let rows = field.list();
-    if is_list && rows.is_empty() {
-        reader.problem(&spot, "a route must have at least one member");
+    if field.is_empty_list() {
+        field.here().wrong("a route must have at least one member");
     }
-    rows.into_iter()
-        .filter_map(Field::map)
-        .map(|row| (row.spot(), row))
-        .map(|(spot, row)| (member(row, model, names), spot))
-        .collect()
+    let placed = field.rows().into_iter().map(|row| (row.here(), row));
+    placed.map(|(here, row)| (member(row, model, names), here)).collect()
 }
 
 fn member(mut row: Fields<'_>, route: &ModelName, names: &Names) -> Member {
@@ -162,16 +156,10 @@ fn member(mut row: Fields<'_>, route: &ModelName, names: &Names) -> Member {
 
 fn group(mut row: Fields<'_>, members: &[Member]) -> Group {
     let id: GroupId = row.field("id").required().id();
-    let public = row.field("public_models");
-    let reader = public.reader;
-    let public = distinct(public, pattern);
-    for (shown, spot) in &public {
-        let meets = |route: &str| matches(route, shown.as_str()) || matches(shown.as_str(), route);
-        let mut routes = members.iter().filter(|member| meets(member.route.as_str())).peekable();
-        if routes.peek().is_none() {
-            reader.problem(spot, format!("no route serves `{}`", value::shown(shown.as_str())));
-        } else if routes.all(|member| member.group != id) {
-            reader.problem(spot, format!("no route of `{}` has a member in this group", value::shown(shown.as_str())));
+    let public = distinct(row.field("public_models"), pattern);
+    for (model, here) in &public {
+        if let Err(message) = served(model, &id, members) {
+            here.wrong(message);
         }
     }
     Group {
@@ -184,6 +172,18 @@ fn group(mut row: Fields<'_>, members: &[Member]) -> Group {
         failover_policy: row.field("failover_policy").map().map(failover_policy),
         id,
     }
+}
+
+/// Whether a name or pattern that a group shows is served by one of the group's members.
+fn served(model: &ModelName, group: &GroupId, members: &[Member]) -> Result<(), String> {
+    let model = model.as_str();
+    let meets = |route: &str| matches(route, model) || matches(model, route);
+    let mut members = members.iter().filter(|member| meets(member.route.as_str())).peekable();
+    if members.peek().is_none() {
+        return Err(format!("no route serves `{}`", value::shown(model)));
+    }
+    let here = members.any(|member| member.group == *group);
+    here.then_some(()).ok_or_else(|| format!("no route of `{}` has a member in this group", value::shown(model)))
 }
 
 fn template(mut row: Fields<'_>, names: &Names) -> Template {
@@ -200,7 +200,7 @@ fn template(mut row: Fields<'_>, names: &Names) -> Template {
 }
 
 fn model_route(mut row: Fields<'_>, names: &Names) -> ModelRoute {
-    let model = row.field("model").required().read(|text| target(text, names)).unwrap_or_else(|| "".into());
+    let model = row.field("model").required().read(|text| source(text, names)).unwrap_or_else(|| "".into());
     let strategy = row.field("strategy").choice(&STRATEGIES, Strategy::Priority);
     let allocations = row.field("allocations");
     let given = allocations.is_given();
@@ -218,19 +218,16 @@ fn model_route(mut row: Fields<'_>, names: &Names) -> ModelRoute {
 
 /// A list of maps from a source to its targets.
 fn template_chains(field: Field<'_>, names: &Names) -> Vec<Chain> {
-    let reader = field.reader;
-    let mut chains: Vec<Chained> = Vec::new();
-    for (key, targets) in field.rows().into_iter().flat_map(Fields::entries) {
-        let spot = Spot::in_file(key.at, targets.spot().path);
-        let source = target(&key.text, names).map_err(|message| reader.problem(&spot, message));
-        let source = source.unwrap_or_else(|()| "".into());
-        if chains.iter().any(|chain| chain.source == source) && !source.as_str().is_empty() {
-            reader.problem(&spot, format!("a second chain of `{}`", value::shown(source.as_str())));
+    let mut chains: Vec<Chained<'_>> = Vec::new();
+    for (here, key, targets) in field.rows().into_iter().flat_map(Fields::entries) {
+        let source = source(key, names).map_err(|message| here.wrong(message)).unwrap_or_else(|()| "".into());
+        if !source.as_str().is_empty() && chains.iter().any(|chain| chain.source == source) {
+            here.wrong(format!("a second chain of `{}`", value::shown(key)));
         }
         chains.push(Chained { source, targets: distinct(targets, |text| target(text, names)) });
     }
-    refuse_circles(reader, &chains);
-    let chain = |Chained { source, targets }| Chain { source, targets: values(targets) };
+    refuse_circles(&chains);
+    let chain = |Chained { source, targets }: Chained<'_>| Chain { source, targets: values(targets) };
     chains.into_iter().map(chain).collect()
 }
 
@@ -248,17 +245,15 @@ fn team(mut row: Fields<'_>, names: &Names) -> Team {
 
 /// Reads keys; two with one secret could not be told apart.
 fn keys(field: Field<'_>, names: &Names) -> Vec<Key> {
-    let reader = field.reader;
     let mut owners: HashMap<SecretRef, KeyId> = HashMap::new();
     let mut keys = Vec::new();
     for mut row in field.rows() {
         let secret = row.field("key").required();
-        let spot = secret.spot();
+        let here = secret.here();
         let secret = secret.secret();
         let id: KeyId = row.field("id").required().id();
-        let owner = secret.clone().and_then(|secret| owners.insert(secret, id.clone()));
-        if let Some(owner) = owner {
-            reader.problem(&spot, format!("the same secret as key `{owner}`"));
+        if let Some(owner) = secret.clone().and_then(|secret| owners.insert(secret, id.clone())) {
+            here.wrong(format!("the same secret as key `{owner}`"));
         }
         keys.push(Key {
             id,
@@ -295,8 +290,13 @@ fn pattern(text: &str) -> Result<ModelName, String> {
     value::pattern(text).map(ModelName::from)
 }
 
-fn target(text: &str, names: &Names) -> Result<ModelName, String> {
+/// What a template has a rule for: a model, a group, or a route's whole pattern.
+fn source(text: &str, names: &Names) -> Result<ModelName, String> {
     value::pattern(text).and_then(|text| names.target(text)).map(ModelName::from)
+}
+
+fn target(text: &str, names: &Names) -> Result<ModelName, String> {
+    value::model(text).and_then(|text| names.target(text)).map(ModelName::from)
 }
 
 fn line(text: &str) -> Result<String, String> {
@@ -311,22 +311,23 @@ fn description(text: &str) -> Result<String, String> {
 }
 
 /// The elements of a list, each with its place; none may stand there twice.
-fn distinct<T: Clone + Eq + Hash>(field: Field<'_>, parse: impl Fn(&str) -> Result<T, String>) -> Vec<(T, Spot)> {
-    let reader = field.reader;
+fn distinct<'a, T: Clone + Eq + Hash>(
+    field: Field<'a>,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Vec<(T, Here<'a>)> {
     let mut lines: HashMap<T, u64> = HashMap::new();
     let mut elements = Vec::new();
     for element in field.list() {
-        let spot = element.spot();
+        let here = element.here();
         let Some(value) = element.read(&parse) else { continue };
-        let line = spot.at.map_or(0, |at| at.line);
-        if let Some(first) = lines.insert(value.clone(), line) {
-            reader.problem(&spot, format!("stands in the list twice, first on line {first}"));
+        if let Some(first) = lines.insert(value.clone(), here.at().line) {
+            here.wrong(format!("stands in the list twice, first on line {first}"));
         }
-        elements.push((value, spot));
+        elements.push((value, here));
     }
     elements
 }
 
-fn values<T>(elements: Vec<(T, Spot)>) -> Vec<T> {
+fn values<T>(elements: Vec<(T, Here<'_>)>) -> Vec<T> {
     elements.into_iter().map(|(value, _)| value).collect()
 }

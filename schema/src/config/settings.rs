@@ -59,10 +59,10 @@ const STICKY_MODES: [(&str, StickyMode); 2] =
 
 /// The log's servers, where they are given.
 pub(super) fn log(field: Field<'_>) -> Option<LogSettings> {
-    let given = field.is_given();
+    let in_file = field.is_in_file();
     let mut log = field.section();
     let servers = log.field("nats");
-    if !given && !servers.is_given() {
+    if !in_file && !servers.is_given() {
         return None;
     }
     Some(LogSettings {
@@ -75,22 +75,25 @@ pub(super) fn log(field: Field<'_>) -> Option<LogSettings> {
 /// A list of servers, or one text with commas as the environment gives it.
 fn nats(field: Field<'_>) -> Vec<String> {
     const SCHEMES: [&str; 2] = ["nats", "tls"];
+    if field.is_empty_list() {
+        field.here().wrong("at least one server must be named");
+    }
     if field.is_list() {
         let servers = field.list();
         return servers.into_iter().map(|server| server_url(server, &SCHEMES)).collect();
     }
-    let in_file = field.variable().is_none();
+    let in_file = !field.is_overridden();
     let servers = field.read(|text| text.split(',').map(|url| ours(url.trim(), &SCHEMES, in_file)).collect());
     servers.unwrap_or_default()
 }
 
 /// The shared state's server, where it is given.
 pub(super) fn state(field: Field<'_>) -> Option<StateSettings> {
-    let given = field.is_given();
+    let in_file = field.is_in_file();
     let mut state = field.section();
     let server = state.field("redis");
     let (prefix, deadline) = (state.field("prefix"), state.field("read_deadline_ms"));
-    (given || server.is_given()).then(|| StateSettings {
+    (in_file || server.is_given()).then(|| StateSettings {
         redis: server_url(server.required(), &["redis", "rediss"]),
         prefix: prefix.read(|text| value::line(text).map(str::to_owned)).unwrap_or("waybill:".to_owned()),
         read_deadline_ms: deadline.number(READ_DEADLINE_MS, 20),
@@ -99,14 +102,14 @@ pub(super) fn state(field: Field<'_>) -> Option<StateSettings> {
 
 /// The usage store's server, where it is given.
 pub(super) fn usage(field: Field<'_>) -> Option<UsageSettings> {
-    let given = field.is_given();
+    let in_file = field.is_in_file();
     let server = field.section().field("postgres");
-    (given || server.is_given())
+    (in_file || server.is_given())
         .then(|| UsageSettings { postgres: server_url(server.required(), &["postgres", "postgresql"]) })
 }
 
 fn server_url(field: Field<'_>, schemes: &[&str]) -> String {
-    let in_file = field.variable().is_none();
+    let in_file = !field.is_overridden();
     field.read(|text| ours(text, schemes, in_file)).unwrap_or_default()
 }
 
@@ -160,7 +163,7 @@ pub(super) fn sticky(mut sticky: Fields<'_>) -> (bool, StickyPolicy) {
     (enabled, policy)
 }
 
-/// A group's own way to stick. What it leaves out has S1.1's values, never this machine's: rows are the same everywhere.
+/// A group's own way to stick; what it leaves out has S1.1's values, not this machine's, since rows are shared.
 pub(super) fn sticky_policy(mut policy: Fields<'_>) -> StickyPolicy {
     StickyPolicy {
         mode: policy.field("mode").choice(&STICKY_MODES, StickyMode::ConversationPreferred),
@@ -186,7 +189,7 @@ pub(super) fn first_token(field: Field<'_>) -> Option<u32> {
 /// Attempts and deadlines (S2.7, S3.12).
 pub(super) fn retry(mut retry: Fields<'_>) -> RetrySettings {
     let first_token = retry.field("first_token_seconds");
-    let first_token_spot = first_token.is_given().then(|| (first_token.reader, first_token.spot()));
+    let first_token_here = first_token.is_given().then(|| first_token.here());
     let settings = RetrySettings {
         max_attempts: retry.field("max_attempts").number(ATTEMPTS, 2),
         retry_times: retry.field("retry_times").seed("RETRY_TIMES").number(RETRIES, 2),
@@ -199,8 +202,8 @@ pub(super) fn retry(mut retry: Fields<'_>) -> RetrySettings {
         backoff_ms: retry.field("backoff_ms").number(BACKOFF_MS, 100),
         all_cooling: all_cooling(retry.field("all_cooling")),
     };
-    if let Some((reader, spot)) = first_token_spot.filter(|_| settings.first_token_seconds > settings.timeout_seconds) {
-        reader.problem(&spot, format!("is longer than timeout_seconds, {}", settings.timeout_seconds));
+    if let Some(here) = first_token_here.filter(|_| settings.first_token_seconds > settings.timeout_seconds) {
+        here.wrong(format!("is longer than timeout_seconds, {}", settings.timeout_seconds));
     }
     settings
 }
@@ -224,7 +227,7 @@ pub(super) fn health(mut health: Fields<'_>) -> HealthSettings {
     let mut breaker = health.field("breaker").section();
     let mut probe = health.field("probe").section();
     let cooldown = health.field("cooldown_seconds").seed("COOLDOWN_SECONDS");
-    let cooldown_spot = (cooldown.reader, cooldown.spot());
+    let cooldown_here = cooldown.here();
     let settings = HealthSettings {
         enabled: health.field("enabled").seed("FAULT_PROTECTION_ENABLED").flag(true),
         failover: FailoverPolicy {
@@ -247,8 +250,7 @@ pub(super) fn health(mut health: Fields<'_>) -> HealthSettings {
             .number(REST_SECONDS, 600),
     };
     if settings.failover.cooldown_seconds > settings.cooldown_seconds_max {
-        let (reader, spot) = cooldown_spot;
-        reader.problem(&spot, format!("is longer than cooldown_seconds_max, {}", settings.cooldown_seconds_max));
+        cooldown_here.wrong(format!("is longer than cooldown_seconds_max, {}", settings.cooldown_seconds_max));
     }
     settings
 }

@@ -221,3 +221,68 @@ fn distance(a: &str, b: &str) -> usize {
     }
     last[b.len()]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_digits_within_their_bounds() {
+        let read = |text, unit| number(text, &(60..=120), unit).ok();
+        assert_eq!(
+            ["60", "120", "1", "+60", "6_0", "", "60.0", "4294967356"].map(|text| read(text, 1).is_some()),
+            [true, true, false, false, false, false, false, false]
+        );
+        assert_eq!(["0", "1", "2", "3"].map(|text| read(text, 60)), [None, Some(60), Some(120), None]);
+    }
+
+    #[test]
+    fn decimals_are_read_exactly() {
+        let read = |text| permille(text, &(1000..=10_000)).ok();
+        assert_eq!(["2.0", "2", "1.005", "10", "1.1"].map(read), [2000, 2000, 1005, 10_000, 1100].map(Some));
+        assert_eq!(["0.999", "10.001", "1.0001", "1.", ".5", "2e0", "-2", "4294968.0"].map(read), [None; 8]);
+    }
+
+    #[test]
+    fn the_nearest_word_is_offered_and_none_when_all_are_far() {
+        let offer = |written| suggestion(written, ["priority", "weight", "group"].into_iter());
+        assert_eq!(offer("prioritiy"), ": did you mean `priority`?");
+        assert_eq!(offer("wieght"), ": did you mean `weight`?");
+        assert_eq!(offer("model"), "");
+    }
+
+    /// Distances of the Damerau-Levenshtein example pairs found in textbooks.
+    #[test]
+    fn distance_counts_edits_and_swaps() {
+        let pairs =
+            [("kitten", "sitting", 3), ("saturday", "sunday", 3), ("ab", "ba", 1), ("", "abc", 3), ("a", "a", 0)];
+        for (a, b, edits) in pairs {
+            assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_seen_where_urls_hide_one() {
+        assert!(has_password("redis://:p@h"));
+        assert!(has_password("postgres://u:p@h/d"));
+        assert!(has_password("postgres://u@h/d?sslmode=require&Password=p"));
+        assert!(!has_password("postgres://u@h:5432/d"));
+        assert!(!has_password("redis://h:6379/0"));
+    }
+
+    #[test]
+    fn a_place_to_listen_has_a_host_and_a_port() {
+        let good = ["127.0.0.1:4000", "localhost:0", "[::1]:80", "0.0.0.0:65535"];
+        assert!(good.iter().all(|text| listen(text).is_ok()));
+        let bad = ["4000", ":4000", "h:", "h:65536", "::1:80", "[::1]", "h:+1", "http://h:1", "a b:1"];
+        assert_eq!(bad.map(|text| listen(text).is_ok()), [false; 9]);
+    }
+
+    #[test]
+    fn a_secret_is_a_place_with_a_legal_name() {
+        let good = ["env:A", "env:_a9", "file:/run/secrets/x", "file:relative path"];
+        assert!(good.iter().all(|text| secret(text).is_ok()));
+        let bad = ["sk-1", "env:", "env:9A", "env:sk-1", "file:", "file:a\nb", "vault:x", "Env:A", ""];
+        assert_eq!(bad.map(|text| secret(text).is_ok()), [false; 9]);
+    }
+}

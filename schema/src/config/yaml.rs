@@ -80,6 +80,16 @@ impl Node {
         }
     }
 
+    /// Whether nothing stands here, or a list or map of nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        match &self.kind {
+            Kind::Null => true,
+            Kind::Scalar(_) => false,
+            Kind::Seq(nodes) => nodes.is_empty(),
+            Kind::Map(entries) => entries.is_empty(),
+        }
+    }
+
     /// The text, where this is a scalar.
     pub(super) fn text(&self) -> Option<&str> {
         match &self.kind {

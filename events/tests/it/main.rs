@@ -1,0 +1,29 @@
+//! Spool, log and shipper over real files.
+
+mod conformance;
+mod shipping;
+mod spooling;
+mod sqlite;
+
+use waybill_schema::event::{Act, Event, Operator};
+use waybill_schema::frame::Body;
+use waybill_schema::time::Time;
+
+/// When every fact of these tests is made.
+const MADE: Time = Time(1_798_000_000_000);
+
+/// A fact that says `text`.
+fn event(text: &str) -> Event {
+    Event::Operator(Operator { act: Act::Clear, target: text.into(), actor: "test".into(), reason: String::new() })
+}
+
+fn body(text: &str) -> Body {
+    Body::of(&event(text))
+}
+
+/// The line of fact `number`, made at [`MADE`], that says `text`: written out by hand.
+fn line(number: u64, text: &str) -> String {
+    format!(
+        r#"{{"k":"operator","v":1,"n":{number},"t":1798000000000,"b":{{"act":"clear","target":"{text}","actor":"test","reason":""}}}}"#
+    ) + "\n"
+}

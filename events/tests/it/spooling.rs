@@ -1,0 +1,346 @@
+//! The spool over real files: what is found again, what is cut off, what is refused, what is declared.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use waybill_events::spool::{
+    AppendError, Batch, Options, RECORD_BYTES_MAX, Reader, Recovered, Spool, SpoolError, Wake,
+};
+use waybill_schema::event::Epoch;
+
+use super::{MADE, body, line};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn open(dir: &Path) -> (Spool, Reader, Recovered) {
+    Spool::open(dir, Options::default()).unwrap()
+}
+
+fn append(spool: &mut Spool, texts: &[&str]) -> (u64, u64) {
+    let bodies: Vec<_> = texts.iter().map(|text| body(text)).collect();
+    let numbers = spool.append(&bodies, MADE).unwrap();
+    (*numbers.start(), *numbers.end())
+}
+
+fn batch(epoch: u64, first: u64, texts: &[&str]) -> Batch {
+    let lines: String = texts.iter().zip(first..).map(|(text, number)| line(number, text)).collect();
+    Batch { epoch, first, count: u32::try_from(texts.len()).unwrap(), lines: lines.into_bytes() }
+}
+
+/// All that the reader gives, in batches of at most 100 facts.
+fn batches(reader: &mut Reader) -> Vec<Batch> {
+    std::iter::from_fn(|| reader.next_batch(100, usize::MAX).unwrap()).collect()
+}
+
+fn text(batches: &[Batch]) -> String {
+    batches.iter().map(|batch| String::from_utf8_lossy(&batch.lines)).collect()
+}
+
+fn segments(dir: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut segments: Vec<_> = paths.filter(|path| path.extension() == Some(OsStr::new("seg"))).collect();
+    segments.sort();
+    segments
+}
+
+/// A spool with three records in one segment; gives the segment's bytes and where the second and third record begin.
+fn three_records(dir: &Path) -> (Vec<u8>, [usize; 2]) {
+    let (mut spool, ..) = open(dir);
+    spool.begin(1).unwrap();
+    let mut lengths = Vec::new();
+    for texts in [&["one"][..], &["two", "three"], &["four", "five"]] {
+        append(&mut spool, texts);
+        lengths.push(usize::try_from(fs::metadata(&segments(dir)[0]).unwrap().len()).unwrap());
+    }
+    (fs::read(&segments(dir)[0]).unwrap(), [lengths[0], lengths[1]])
+}
+
+#[test]
+fn facts_are_numbered_densely_in_each_epoch_and_given_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, mut reader, recovered) = open(dir.path());
+    assert_eq!(recovered, Recovered { last: None, facts: 0, bytes: 0, torn_bytes: 0 });
+    spool.begin(4).unwrap();
+    assert_eq!(append(&mut spool, &["one", "two"]), (1, 2));
+    assert_eq!(append(&mut spool, &["three"]), (3, 3));
+    spool.begin(9).unwrap();
+    assert_eq!(append(&mut spool, &["four"]), (1, 1));
+    assert_eq!(batches(&mut reader), [batch(4, 1, &["one", "two", "three"]), batch(9, 1, &["four"])]);
+    assert_eq!(reader.next_batch(100, 1000).unwrap(), None);
+}
+
+#[test]
+fn an_epoch_must_begin_and_must_be_greater_than_all_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, ..) = open(dir.path());
+    assert!(matches!(spool.append(&[body("x")], MADE), Err(AppendError::NoEpoch)));
+    spool.begin(3).unwrap();
+    append(&mut spool, &["one"]);
+    drop(spool);
+    let (mut spool, ..) = open(dir.path());
+    assert!(matches!(spool.begin(3), Err(SpoolError::Epoch { epoch: 3, last: 3 })));
+    spool.begin(4).unwrap();
+}
+
+#[test]
+fn all_is_found_again_after_a_death_without_a_farewell() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, ..) = open(dir.path());
+    spool.begin(1).unwrap();
+    append(&mut spool, &["one", "two"]);
+    drop(spool);
+    let (mut spool, mut reader, recovered) = open(dir.path());
+    assert_eq!((recovered.last, recovered.facts), (Some(Epoch { epoch: 1, last: 2 }), 2));
+    spool.begin(2).unwrap();
+    append(&mut spool, &["three"]);
+    assert_eq!(batches(&mut reader), [batch(1, 1, &["one", "two"]), batch(2, 1, &["three"])]);
+}
+
+#[test]
+fn a_torn_last_record_is_cut_off_wherever_it_was_torn() {
+    let made = tempfile::tempdir().unwrap();
+    let (bytes, [_, third]) = three_records(made.path());
+    for length in third..bytes.len() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("spool-000001-000000000001.seg"), &bytes[..length]).unwrap();
+        let (mut spool, mut reader, recovered) = open(dir.path());
+        let torn_bytes = (length - third) as u64;
+        let last = Some(Epoch { epoch: 1, last: 3 });
+        assert_eq!(recovered, Recovered { last, facts: 3, bytes: third as u64, torn_bytes }, "torn at {length}");
+        spool.begin(2).unwrap();
+        append(&mut spool, &["next"]);
+        assert_eq!(batches(&mut reader), [batch(1, 1, &["one", "two", "three"]), batch(2, 1, &["next"])]);
+        drop((spool, reader));
+        assert_eq!(open(dir.path()).2.torn_bytes, 0, "what was cut off is gone for good");
+    }
+}
+
+#[test]
+fn a_tail_of_zeros_is_torn() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut bytes, _) = three_records(dir.path());
+    let whole = bytes.len() as u64;
+    bytes.extend([0; 4096]);
+    fs::write(&segments(dir.path())[0], &bytes).unwrap();
+    let (.., recovered) = open(dir.path());
+    assert_eq!((recovered.bytes, recovered.torn_bytes), (whole, 4096));
+}
+
+#[test]
+fn damage_before_a_good_record_is_reported_with_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bytes, [second, third]) = three_records(dir.path());
+    let segment = segments(dir.path()).remove(0);
+    for place in 0..third {
+        let mut damaged = bytes.clone();
+        damaged[place] ^= 0x40;
+        fs::write(&segment, &damaged).unwrap();
+        let expected = if place < second { 0 } else { second as u64 };
+        match Spool::open(dir.path(), Options::default()) {
+            Err(SpoolError::Damaged { file, offset }) => assert_eq!((file, offset), (segment.clone(), expected)),
+            other => panic!("byte {place}: {other:?}"),
+        }
+        assert_eq!(fs::read(&segment).unwrap(), damaged, "a damaged segment is left as it is");
+    }
+}
+
+#[test]
+fn a_segment_that_is_not_the_last_cannot_be_torn() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bytes, [_, third]) = three_records(dir.path());
+    let (mut spool, ..) = open(dir.path());
+    spool.begin(2).unwrap();
+    append(&mut spool, &["next"]);
+    drop(spool);
+    let segment = segments(dir.path()).remove(0);
+    fs::write(&segment, &bytes[..bytes.len() - 1]).unwrap();
+    match Spool::open(dir.path(), Options::default()) {
+        Err(SpoolError::Damaged { file, offset }) => assert_eq!((file, offset), (segment, third as u64)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_second_opener_is_refused_as_long_as_a_half_lives() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spool, reader, _) = open(dir.path());
+    let refused = || match Spool::open(dir.path(), Options::default()) {
+        Err(error @ SpoolError::Locked(_)) => assert!(error.to_string().contains(dir.path().to_str().unwrap())),
+        other => panic!("{other:?}"),
+    };
+    refused();
+    drop(spool);
+    refused();
+    drop(reader);
+    open(dir.path());
+}
+
+#[test]
+fn records_stay_whole_while_they_fit_and_are_split_at_lines_where_they_cannot() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, mut reader, _) = open(dir.path());
+    spool.begin(1).unwrap();
+    append(&mut spool, &["a", "b"]);
+    append(&mut spool, &["c", "d"]);
+    append(&mut spool, &["e", "f", "g", "h", "i"]);
+    append(&mut spool, &["j"]);
+    let given: Vec<_> = std::iter::from_fn(|| reader.next_batch(3, usize::MAX).unwrap()).collect();
+    let expected = [
+        batch(1, 1, &["a", "b"]),
+        batch(1, 3, &["c", "d"]),
+        batch(1, 5, &["e", "f", "g"]),
+        batch(1, 8, &["h", "i", "j"]),
+    ];
+    assert_eq!(given, expected);
+    reader.resume_after(None);
+    let bytes_max = 2 * line(1, "a").len();
+    let given: Vec<_> = std::iter::from_fn(|| reader.next_batch(100, bytes_max).unwrap()).collect();
+    assert_eq!(given.iter().map(|batch| batch.count).collect::<Vec<_>>(), [2, 2, 2, 2, 1, 1]);
+    reader.resume_after(None);
+    assert_eq!(
+        reader.next_batch(100, 1).unwrap(),
+        Some(batch(1, 1, &["a"])),
+        "a fact larger than the bound goes alone"
+    );
+}
+
+#[test]
+fn what_the_log_has_is_not_given_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, mut reader, _) = open(dir.path());
+    spool.begin(1).unwrap();
+    append(&mut spool, &["a", "b", "c"]);
+    append(&mut spool, &["d"]);
+    spool.begin(2).unwrap();
+    append(&mut spool, &["e"]);
+    for (after, expected) in [
+        (None, vec![batch(1, 1, &["a", "b", "c", "d"]), batch(2, 1, &["e"])]),
+        (Some((1, 2)), vec![batch(1, 3, &["c", "d"]), batch(2, 1, &["e"])]),
+        (Some((1, 4)), vec![batch(2, 1, &["e"])]),
+        (Some((2, 1)), vec![]),
+    ] {
+        reader.resume_after(after.map(|(epoch, last)| Epoch { epoch, last }));
+        assert_eq!(batches(&mut reader), expected, "after {after:?}");
+    }
+}
+
+#[test]
+fn acknowledged_segments_are_deleted_but_the_newest_tells_the_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { segment_bytes_max: 1, ..Options::default() };
+    let (mut spool, mut reader, _) = Spool::open(dir.path(), options).unwrap();
+    spool.begin(1).unwrap();
+    for text in ["a", "b", "c"] {
+        append(&mut spool, &[text]);
+    }
+    assert_eq!(segments(dir.path()).len(), 3);
+    assert_eq!(reader.next_batch(2, usize::MAX).unwrap(), Some(batch(1, 1, &["a", "b"])));
+    reader.ack(Epoch { epoch: 1, last: 1 });
+    assert_eq!(segments(dir.path()).len(), 3, "a batch is acknowledged whole");
+    reader.ack(Epoch { epoch: 1, last: 2 });
+    assert_eq!(segments(dir.path()).len(), 1);
+    spool.begin(2).unwrap();
+    assert_eq!(reader.next_batch(2, usize::MAX).unwrap(), Some(batch(1, 3, &["c"])));
+    reader.ack(Epoch { epoch: 1, last: 3 });
+    drop((spool, reader));
+    let (.., recovered) = Spool::open(dir.path(), options).unwrap();
+    assert_eq!(recovered.last, Some(Epoch { epoch: 1, last: 3 }), "epoch 2 never had a fact");
+}
+
+#[test]
+fn a_waiting_reader_wakes_when_there_is_as_much_as_it_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, mut reader, _) = open(dir.path());
+    spool.begin(1).unwrap();
+    assert_eq!(reader.wait(1, u64::MAX / 2, Duration::ZERO), Wake::TimedOut);
+    let waiting = thread::spawn(move || {
+        assert_eq!(reader.wait(3, u64::MAX / 2, LONG), Wake::Ready);
+        batches(&mut reader)
+    });
+    append(&mut spool, &["a", "b"]);
+    append(&mut spool, &["c"]);
+    let given = waiting.join().unwrap();
+    assert_eq!(given, [batch(1, 1, &["a", "b", "c"])]);
+}
+
+/// Numbers 2 and 3 are lost, 4 declares it: the text is written by hand.
+const DECLARED: &str =
+    concat!(r#"{"k":"dropped","v":1,"n":4,"t":1798000000000,"b":{"first":2,"last":3,"reason":"REASON"}}"#, "\n");
+
+/// One good fact, one failed append of two facts, and a good one again: in the spool now, and after another opening.
+fn check_declared(dir: &Path, spool: Spool, mut reader: Reader, reason: &str) {
+    let expected = line(1, "before") + &DECLARED.replace("REASON", reason) + &line(5, "after");
+    let given = batches(&mut reader);
+    assert_eq!(text(&given), expected);
+    assert_eq!(given.iter().map(|batch| (batch.first, batch.count)).collect::<Vec<_>>(), [(1, 1), (4, 2)]);
+    drop((spool, reader));
+    let (_spool, mut reader, recovered) = open(dir);
+    assert_eq!((recovered.last, recovered.torn_bytes), (Some(Epoch { epoch: 1, last: 5 }), 0));
+    assert_eq!(text(&batches(&mut reader)), expected);
+}
+
+#[test]
+fn what_is_too_large_for_a_record_is_declared_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, reader, _) = open(dir.path());
+    spool.begin(1).unwrap();
+    append(&mut spool, &["before"]);
+    let large = "x".repeat(RECORD_BYTES_MAX);
+    let error = spool.append(&[body("small"), body(&large)], MADE).unwrap_err();
+    assert!(matches!(error, AppendError::TooLarge { .. }), "{error:?}");
+    assert_eq!(append(&mut spool, &["after"]), (5, 5));
+    check_declared(dir.path(), spool, reader, "record too large");
+}
+
+#[test]
+fn a_full_spool_takes_facts_again_when_the_log_has_caught_up_and_declares_the_hole() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { spool_bytes_max: 500, ..Options::default() };
+    let (mut spool, mut reader, _) = Spool::open(dir.path(), options).unwrap();
+    spool.begin(1).unwrap();
+    append(&mut spool, &["x".repeat(200).as_str()]);
+    for text in ["y".repeat(200), "z".repeat(300)] {
+        let error = spool.append(&[body(&text)], MADE).unwrap_err();
+        assert!(matches!(error, AppendError::Full { held: 300..400 }), "{error:?}");
+    }
+    let first = reader.next_batch(100, usize::MAX).unwrap().unwrap();
+    reader.ack(first.last());
+    assert_eq!(append(&mut spool, &["after"]), (6, 6));
+    // Number 3 would have declared number 2, had its append succeeded.
+    let declared = DECLARED.replace("REASON", "spool is full").replace(r#""last":3"#, r#""last":4"#);
+    let declared = declared.replace(r#""n":4"#, r#""n":5"#);
+    assert_eq!(text(&batches(&mut reader)), declared + &line(6, "after"));
+}
+
+/// Runs itself again under a limit on the size of files: past it, the kernel writes what fits and fails the rest.
+#[test]
+fn a_full_disk_costs_facts_that_are_then_declared() {
+    const DIR: &str = "SPOOL_ON_A_FULL_DISK";
+    if let Some(dir) = std::env::var_os(DIR) {
+        return on_a_full_disk(Path::new(&dir));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let limited = r#"trap '' XFSZ && ulimit -f 16 && exec "$0" "$@""#;
+    let test = "spooling::a_full_disk_costs_facts_that_are_then_declared";
+    let mut command = Command::new("sh");
+    command.args(["-c", limited]).arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
+    let output = command.env(DIR, dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn on_a_full_disk(dir: &Path) {
+    let (mut spool, reader, _) = open(dir);
+    spool.begin(1).unwrap();
+    append(&mut spool, &["before"]);
+    let whole = fs::metadata(&segments(dir)[0]).unwrap().len();
+    let error = spool.append(&[body("small"), body(&"x".repeat(100_000))], MADE).unwrap_err();
+    assert!(matches!(error, AppendError::Write(_)), "{error:?}");
+    assert_eq!(fs::metadata(&segments(dir)[0]).unwrap().len(), whole, "what was written of the record is cut off");
+    assert_eq!(append(&mut spool, &["after"]), (5, 5));
+    check_declared(dir, spool, reader, "spool write failed");
+}

@@ -1,0 +1,85 @@
+//! The embedded log: the conformance suite, and what is its own.
+
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+
+use waybill_events::log::{AppendError, Log, Seq};
+use waybill_events::sqlite::SqliteLog;
+use waybill_schema::frame::{Frame, Link};
+use waybill_schema::time::Time;
+
+use super::line;
+
+fn open(dir: &Path) -> SqliteLog {
+    SqliteLog::open(&dir.join("log.sqlite"), Box::new(|_, _| Ok(()))).unwrap()
+}
+
+super::conformance::suite!(conforms, {
+    let dir = tempfile::tempdir().unwrap();
+    move || open(dir.path())
+});
+
+fn frame(link: Link, number: u64) -> Frame {
+    Frame::seal("gw-a".into(), 1, link, number, 1, line(number, "x").as_bytes())
+}
+
+#[test]
+fn the_fold_sees_each_frame_in_the_transaction_that_stores_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tell, told) = sync_channel(10);
+    let fold = move |transaction: &rusqlite::Transaction<'_>, stored: &waybill_events::log::StoredFrame| {
+        let seq: i64 = transaction.query_row("SELECT max(seq) FROM frames", [], |row| row.get(0))?;
+        tell.send((seq.unsigned_abs(), stored.clone())).unwrap();
+        Ok(())
+    };
+    let mut log = SqliteLog::open(&dir.path().join("log.sqlite"), Box::new(fold)).unwrap();
+    let first = frame(Link::start(), 1);
+    let second = frame(Link::after(&first.header), 2);
+    log.append(&[first, second], None, Time(5)).unwrap();
+    let read = log.read(Seq::START, 10).unwrap();
+    let seen: Vec<_> = told.try_iter().collect();
+    assert_eq!(seen, read.into_iter().map(|stored| (stored.seq.0, stored)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_fold_that_fails_stores_neither_frames_nor_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let fold = |transaction: &rusqlite::Transaction<'_>, stored: &waybill_events::log::StoredFrame| {
+        let row = "INSERT INTO quarantine (seq, line, why, bytes) VALUES (?1, 0, 'test', x'')";
+        transaction.execute(row, [i64::try_from(stored.seq.0).unwrap()])?;
+        if stored.seq.0 == 2 { Err(rusqlite::Error::InvalidQuery) } else { Ok(()) }
+    };
+    let mut log = SqliteLog::open(&dir.path().join("log.sqlite"), Box::new(fold)).unwrap();
+    let first = frame(Link::start(), 1);
+    let second = frame(Link::after(&first.header), 2);
+    let error = log.append(&[first.clone(), second], None, Time(5)).unwrap_err();
+    assert!(matches!(error, AppendError::Unavailable(_)), "{error:?}");
+    let rows: i64 = log.connection().query_row("SELECT count(*) FROM quarantine", [], |row| row.get(0)).unwrap();
+    assert_eq!((log.head().unwrap(), rows), (Seq::START, 0));
+    log.append(&[first], None, Time(5)).expect("the log is as usable as before");
+}
+
+#[test]
+fn a_reader_beside_the_writer_sees_its_frames_and_cannot_append() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open(dir.path());
+    let first = frame(Link::start(), 1);
+    let second = frame(Link::after(&first.header), 2);
+    let seq = log.append(std::slice::from_ref(&first), None, Time(5)).unwrap()[0].seq;
+    let mut reader = SqliteLog::open_read_only(&dir.path().join("log.sqlite")).unwrap();
+    assert_eq!(reader.head().unwrap(), seq);
+    let error = reader.append(std::slice::from_ref(&second), Some(seq), Time(5)).unwrap_err();
+    assert!(matches!(error, AppendError::Refused(_)), "{error:?}");
+    let seq = log.append(&[second], Some(seq), Time(5)).unwrap()[0].seq;
+    assert_eq!(reader.head().unwrap(), seq);
+}
+
+#[test]
+fn a_frame_that_breaks_the_numbering_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open(dir.path());
+    let first = frame(Link::start(), 1);
+    let seq = log.append(std::slice::from_ref(&first), None, Time(5)).unwrap()[0].seq;
+    let error = log.append(&[first], Some(seq), Time(5)).unwrap_err();
+    assert!(matches!(error, AppendError::Refused(_)), "{error:?}");
+}

@@ -1,0 +1,575 @@
+//! The embedded projector: usage rows written in the very transaction that appends their frame.
+//!
+//! What it keeps in memory (the gate, the requests under way) is a fold of the log too: [`open`] builds it again in
+//! one pass that also gives the routing state and the catalogue, so a start decodes every fact once. Where an append
+//! fails after its frames were folded, their effect in memory is taken back before the next one.
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use waybill_events::log::{Seq, StoredFrame};
+use waybill_events::sqlite::{self, SqliteLog};
+use waybill_projections::fold::Fold;
+use waybill_projections::gate::{Gate, Summary, Verdict};
+use waybill_projections::read::{self, Unread};
+use waybill_projections::usage::{Journal, Row, UsageFold};
+use waybill_routing::state::State;
+use waybill_schema::catalogue::{BatchError, Rows};
+use waybill_schema::event::Fact;
+use waybill_schema::frame::FrameError;
+use waybill_schema::id::Revision;
+use waybill_schema::time::Time;
+
+use crate::rows::{self, Checkpoint};
+
+/// At least as many frames as one append may hold can be taken back without reading the log again.
+pub const STEPS_MAX: usize = 64;
+
+/// Why a frame cannot be projected.
+#[derive(Debug, thiserror::Error)]
+pub enum ProjectError {
+    /// A newer program wrote an event: this one must be upgraded before it can go on.
+    #[error("frame {seq} holds event `{kind}` version {version}, which a newer program wrote: upgrade this one")]
+    NewerEvent {
+        /// The frame.
+        seq: u64,
+        /// The event's kind.
+        kind: String,
+        /// Its version.
+        version: u16,
+    },
+    /// A newer program wrote a frame: this one must be upgraded before it can go on.
+    #[error("frame {seq} has format {format}, which a newer program wrote: upgrade this one")]
+    NewerFrame {
+        /// The frame.
+        seq: u64,
+        /// Its format.
+        format: u16,
+    },
+    /// The rows cover frames that this projector has not folded: another process writes to the file.
+    #[error("the rows cover frame {rows}, this process has folded only to {folded}: another one projects, too")]
+    Foreign {
+        /// What the rows cover.
+        rows: u64,
+        /// What was folded here.
+        folded: u64,
+    },
+    /// SQLite failed.
+    #[error("the embedded store failed")]
+    Sqlite(#[from] rusqlite::Error),
+}
+
+impl From<ProjectError> for rusqlite::Error {
+    fn from(error: ProjectError) -> Self {
+        match error {
+            ProjectError::Sqlite(error) => error,
+            other => Self::ToSqlConversionFailure(Box::new(other)),
+        }
+    }
+}
+
+/// Why the embedded store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The log cannot.
+    #[error(transparent)]
+    Log(#[from] sqlite::OpenError),
+    /// Its frames cannot be projected.
+    #[error(transparent)]
+    Project(#[from] ProjectError),
+}
+
+/// What a program that starts has read out of the log.
+#[derive(Debug)]
+pub struct Start {
+    /// The routing state.
+    pub state: State,
+    /// The catalogue.
+    pub rows: Rows,
+    /// The batches that did not fit the catalogue.
+    pub misfits: Vec<(Revision, BatchError)>,
+    /// What the gate has seen: the last number of every writer, duplicates, violations.
+    pub summary: Summary,
+    /// Lines and frames in quarantine.
+    pub n_quarantined: u64,
+    /// The last frame.
+    pub seq: Seq,
+    /// Whether all rows were made anew: the fold's version or the log under the checkpoint had changed.
+    pub rebuilt: bool,
+}
+
+/// Opens the embedded log at `path` with its projector, and folds what it holds.
+///
+/// Refuses to where a newer program has written to it: a program that cannot read the log cannot serve by it.
+pub fn open(path: &Path) -> Result<(SqliteLog, Start), OpenError> {
+    let log = SqliteLog::open(path, Box::new(|_, _| Ok(())))?;
+    let (mut projector, start) = EmbeddedProjector::resume(log.connection())?;
+    drop(log);
+    let log = SqliteLog::open(path, Box::new(move |transaction, frame| projector.fold(transaction, frame)))?;
+    Ok((log, start))
+}
+
+/// Projects frames into the rows of the file that holds them.
+#[derive(Debug, Default)]
+pub struct EmbeddedProjector {
+    gate: Gate,
+    usage: UsageFold,
+    seq: u64,
+    /// What the last frames changed, in order: their transaction may yet fail.
+    steps: VecDeque<Step>,
+}
+
+/// How to go back to before a frame.
+#[derive(Debug)]
+struct Step {
+    seq: u64,
+    gate: Gate,
+    journal: Journal,
+}
+
+impl EmbeddedProjector {
+    /// A projector at the start of an empty log.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Folds the whole log behind `connection` in one pass, and writes rows for what no checkpoint covers yet.
+    ///
+    /// A checkpoint of another fold version, or one whose frame the log does not hold, is worth nothing: then all
+    /// rows are made anew. The rows and their checkpoint change in one transaction or not at all.
+    pub fn resume(connection: &Connection) -> Result<(Self, Start), ProjectError> {
+        let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+        let standing = Checkpoint::read(&transaction)?;
+        let kept = match standing.clone() {
+            Some(checkpoint) if Checkpoint::at(&transaction, checkpoint.seq)? == checkpoint => Some(checkpoint),
+            _ => None,
+        };
+        if kept.is_none() {
+            rows::clear(&transaction)?;
+        }
+        let rebuilt = standing.is_some() && kept.is_none();
+        let mut replay = Replay::default();
+        replay.run(&transaction, kept.unwrap_or_default().seq, u64::MAX)?;
+        let n_quarantined = transaction.query_row("SELECT count(*) FROM quarantine", [], |row| row.get::<_, i64>(0))?;
+        transaction.commit()?;
+        let Fold { gate, usage, state, rows, misfits } = replay.fold;
+        let (summary, seq) = (gate.summary(), replay.seq);
+        let n_quarantined = n_quarantined.unsigned_abs();
+        let start = Start { state, rows, misfits, summary, n_quarantined, seq: Seq(seq), rebuilt };
+        Ok((Self { gate, usage, seq, steps: VecDeque::new() }, start))
+    }
+
+    /// Projects a frame that is being appended, in the transaction that appends it.
+    pub fn fold(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame) -> Result<(), rusqlite::Error> {
+        let covered = Checkpoint::read(transaction)?.map_or(0, |checkpoint| checkpoint.seq);
+        self.go_back_to(covered, transaction)?;
+        let mut step = Step { seq: self.seq, gate: self.gate.clone(), journal: Journal::default() };
+        let projected = self.project(transaction, frame, &mut step.journal);
+        self.seq = frame.seq.0;
+        self.steps.push_back(step);
+        if self.steps.len() > STEPS_MAX {
+            self.steps.pop_front();
+        }
+        Ok(projected?)
+    }
+
+    /// Brings the fold in memory back to what the transaction holds: frames beyond it were not kept.
+    fn go_back_to(&mut self, covered: u64, transaction: &Transaction<'_>) -> Result<(), ProjectError> {
+        while self.seq > covered
+            && let Some(step) = self.steps.pop_back()
+        {
+            self.usage.take_back(step.journal);
+            (self.gate, self.seq) = (step.gate, step.seq);
+        }
+        if self.seq > covered {
+            let mut replay = Replay::default();
+            replay.run(transaction, covered, covered)?;
+            (self.gate, self.usage, self.seq) = (replay.fold.gate, replay.fold.usage, covered);
+        }
+        if self.seq < covered {
+            return Err(ProjectError::Foreign { rows: covered, folded: self.seq });
+        }
+        Ok(())
+    }
+
+    fn project(
+        &mut self,
+        transaction: &Transaction<'_>,
+        stored: &StoredFrame,
+        journal: &mut Journal,
+    ) -> Result<(), ProjectError> {
+        let Self { gate, usage, .. } = self;
+        let mut rows = Vec::new();
+        each_fact(stored, |read| {
+            match read {
+                Read::Fact(fact) => {
+                    let verdict = gate.admit(fact);
+                    if verdict.folds() {
+                        usage.apply_noting(fact, stored.seq.0, &mut rows, journal);
+                    }
+                    tell(&verdict);
+                }
+                Read::Unread(unread) => {
+                    tell(&gate.pass_over(&unread.revision));
+                    rows::quarantine(transaction, stored.seq.0, unread)?;
+                }
+                Read::NoFrame(error) => rows::quarantine_frame(transaction, stored, &error)?,
+            }
+            Ok(())
+        })?;
+        write(transaction, &rows)?;
+        Checkpoint::at(transaction, stored.seq.0)?.write(transaction)?;
+        Ok(())
+    }
+}
+
+/// A fold of the log from its start that writes only what is not covered yet.
+#[derive(Default)]
+struct Replay {
+    fold: Fold,
+    seq: u64,
+}
+
+impl Replay {
+    /// Folds the frames up to `end`, and writes rows and checkpoint for those beyond `covered`.
+    fn run(&mut self, connection: &Connection, covered: u64, end: u64) -> Result<(), ProjectError> {
+        let end = i64::try_from(end).unwrap_or(i64::MAX);
+        let mut statement =
+            connection.prepare("SELECT seq, stored, sent, body FROM frames WHERE seq <= ?1 ORDER BY seq")?;
+        let mut frames = statement.query([end])?;
+        let mut rows = Vec::new();
+        while let Some(row) = frames.next()? {
+            let seq = Seq(row.get::<_, i64>(0)?.unsigned_abs());
+            let (stored, sent) = (Time(row.get(1)?), Time(row.get(2)?));
+            let frame = StoredFrame { seq, stored, sent, bytes: row.get(3)? };
+            self.take(connection, &frame, covered, &mut rows)?;
+            self.seq = seq.0;
+            if seq.0 > covered {
+                write(connection, &rows)?;
+            }
+            rows.clear();
+        }
+        if self.seq > covered {
+            Checkpoint::at(connection, self.seq)?.write(connection)?;
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        connection: &Connection,
+        frame: &StoredFrame,
+        covered: u64,
+        rows: &mut Vec<Row>,
+    ) -> Result<(), ProjectError> {
+        let (seq, fold) = (frame.seq.0, &mut self.fold);
+        let fresh = seq > covered;
+        each_fact(frame, |read| {
+            match read {
+                Read::Fact(fact) => tell(&fold.apply(fact, seq, rows)),
+                Read::Unread(unread) => {
+                    tell(&fold.gate.pass_over(&unread.revision));
+                    if fresh {
+                        rows::quarantine(connection, seq, unread)?;
+                    }
+                }
+                Read::NoFrame(error) if fresh => rows::quarantine_frame(connection, frame, &error)?,
+                Read::NoFrame(_) => {}
+            }
+            Ok(())
+        })
+    }
+}
+
+/// What was read of a frame.
+enum Read<'a> {
+    Fact(&'a Fact),
+    Unread(&'a Unread<'a>),
+    /// Not even a header.
+    NoFrame(FrameError),
+}
+
+/// Hands everything in a frame to `take`, in order; stops at what a newer program wrote.
+fn each_fact(
+    frame: &StoredFrame,
+    mut take: impl FnMut(Read<'_>) -> Result<(), ProjectError>,
+) -> Result<(), ProjectError> {
+    let seq = frame.seq.0;
+    let header = match read::header(&frame.bytes) {
+        Ok(header) => header,
+        Err(FrameError::Newer(format)) => return Err(ProjectError::NewerFrame { seq, format }),
+        Err(error @ (FrameError::Header | FrameError::Sum)) => {
+            tracing::error!(seq, "frame cannot be read: quarantined");
+            return take(Read::NoFrame(error));
+        }
+    };
+    for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
+        match fact {
+            Ok(fact) => take(Read::Fact(&fact))?,
+            Err(unread) => {
+                if let Some((kind, version)) = unread.why.newer() {
+                    return Err(ProjectError::NewerEvent { seq, kind: kind.to_owned(), version });
+                }
+                tracing::error!(seq, line = unread.line, why = %unread.why, "line cannot be decoded: quarantined");
+                take(Read::Unread(&unread))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write(connection: &Connection, rows: &[Row]) -> Result<(), rusqlite::Error> {
+    for row in rows {
+        if !rows::insert(connection, row)? {
+            tracing::error!(?row, "row stands already: the first one stays");
+        }
+    }
+    Ok(())
+}
+
+fn tell(verdict: &Verdict) {
+    match verdict {
+        Verdict::Fold => {}
+        Verdict::Duplicate => tracing::debug!("fact met again: ignored"),
+        Verdict::Violation(violation) => {
+            tracing::error!(at = %violation.at, broken = ?violation.broken, "a writer broke a promise of the log");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::types::Value;
+    use tempfile::TempDir;
+    use waybill_events::log::{AppendError, Log};
+    use waybill_projections::story::Teller;
+    use waybill_schema::event::{Class, Epoch, Outcome};
+    use waybill_schema::frame::Frame;
+
+    use super::*;
+
+    /// A file with a projector and one gateway that writes to it.
+    struct Store {
+        dir: TempDir,
+        log: SqliteLog,
+        start: Start,
+        gateway: Teller,
+    }
+
+    impl Store {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().expect("a temporary directory can be made");
+            let (log, start) = open(&dir.path().join("waybill.db")).expect("a new file opens");
+            Self { dir, log, start, gateway: Teller::new("gw") }
+        }
+
+        /// Ends the process and begins the next one.
+        fn reopen(self) -> Result<Self, OpenError> {
+            let Self { dir, log, gateway, .. } = self;
+            drop(log);
+            let (log, start) = open(&dir.path().join("waybill.db"))?;
+            Ok(Self { dir, log, start, gateway })
+        }
+
+        fn append(&mut self, frames: &[Frame]) -> Result<(), AppendError> {
+            let last = self.log.last(&self.gateway.writer).expect("the log can be read");
+            self.log.append(frames, last.map(|last| last.seq), Time(0)).map(drop)
+        }
+
+        fn tell(&mut self, facts: &[Fact]) {
+            let frame = self.gateway.seals(facts);
+            self.append(&[frame]).expect("the log takes the frame");
+        }
+
+        /// All rows of a query as text.
+        fn rows(&self, sql: &str) -> Vec<String> {
+            let mut statement = self.log.connection().prepare(sql).expect("the query is good");
+            let n = statement.column_count();
+            let rows = statement.query_map([], |row| {
+                let columns: Result<Vec<String>, _> = (0..n).map(|i| row.get::<_, Value>(i).map(in_text)).collect();
+                Ok(columns?.join(" "))
+            });
+            rows.and_then(Iterator::collect).expect("the rows can be read")
+        }
+
+        fn everything(&self) -> Vec<String> {
+            let tables = ["usage_events", "usage_attempts", "quarantine", "checkpoints"];
+            tables.iter().flat_map(|table| self.rows(&format!("SELECT * FROM {table} ORDER BY 1, 2"))).collect()
+        }
+    }
+
+    fn in_text(value: Value) -> String {
+        match value {
+            Value::Null => "-".to_owned(),
+            Value::Integer(n) => n.to_string(),
+            Value::Real(x) => x.to_string(),
+            Value::Text(text) => text,
+            Value::Blob(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        }
+    }
+
+    const ATTEMPTS: &str = "SELECT request_id, attempt, deployment, reason, class, status, latency_ms, first_token_ms,
+                            input, output, cached, estimated, cost_nano FROM usage_attempts ORDER BY 1, 2";
+    const EVENTS: &str = "SELECT request_id, scope, key_id, group_id, model, endpoint, stream, session_id,
+                          session_source, signal, sticky_type, sticky_hit, fallback, outcome, error_class, status,
+                          attempts, deployment, latency_ms, seq_first, seq_last FROM usage_events ORDER BY 1";
+
+    /// A request that failed over from `a` to `b`, one fact a frame.
+    fn failed_over(store: &mut Store) {
+        let gw = &mut store.gateway;
+        let facts = [
+            gw.starts(0),
+            gw.selects(10, "r", 1, "a"),
+            gw.ends_send(60, "r", 1, Class::Upstream5xx),
+            gw.selects(61, "r", 2, "b"),
+            gw.ends_send(111, "r", 2, Class::Success),
+            gw.ends(112, "r", Outcome::Success, Class::Success, 2),
+        ];
+        facts.iter().for_each(|fact| store.tell(std::slice::from_ref(fact)));
+    }
+
+    /// S1.11, S3.25: who asked for what, where it went, by what signal, and how each send ended.
+    #[test]
+    fn an_append_leaves_the_rows_of_what_ended() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        assert_eq!(
+            store.rows(ATTEMPTS),
+            ["r 1 a/gpt affinity upstream5xx 502 50 - - - - 0 -", "r 2 a/gpt next success 200 50 9 100 20 - 0 7"],
+        );
+        assert_eq!(
+            store.rows(EVENTS),
+            ["r acme acme main gpt responses 1 s-1 explicit header:x-session-id conv 1 0 success - 200 2 b 70 2 6"],
+        );
+    }
+
+    #[test]
+    fn a_killed_process_leaves_its_requests_abandoned_once() {
+        let mut store = Store::new();
+        let facts = [store.gateway.starts(0), store.gateway.selects(10, "r", 1, "a")];
+        store.tell(&facts);
+        let mut store = store.reopen().expect("the file opens again");
+        assert_eq!(store.rows(EVENTS), [""; 0]);
+        assert_eq!(store.start.summary.writers["gw"], Epoch { epoch: 1, last: 2 });
+        let started = store.gateway.starts(500);
+        store.tell(&[started]);
+        let expected = store.everything();
+        assert_eq!(store.rows("SELECT class, ended FROM usage_attempts"), ["abandoned -"]);
+        assert_eq!(store.rows("SELECT outcome, latency_ms, seq_last FROM usage_events"), ["abandoned - 1"]);
+        let store = store.reopen().expect("the file opens a third time");
+        assert_eq!((store.everything(), store.start.rebuilt), (expected, false));
+    }
+
+    #[test]
+    fn a_damaged_line_is_quarantined_and_its_neighbours_live() {
+        let mut store = Store::new();
+        let gw = &mut store.gateway;
+        let facts = [
+            gw.starts(0),
+            gw.selects(10, "r", 1, "a"),
+            gw.ends_send(60, "r", 1, Class::Success),
+            gw.ends(61, "r", Outcome::Success, Class::Success, 1),
+        ];
+        let whole = Teller::new("gw").seals(&facts);
+        let mut lines: Vec<&[u8]> = whole.lines().collect();
+        let damaged = b"{\"k\":\"attempt\",\"v\":1,\"n\":3,\"t\":60,\"b\":{\"reque\xff";
+        lines[2] = damaged;
+        let mut bytes = lines.join(&b'\n');
+        bytes.push(b'\n');
+        let frame = gw.seals_lines(&facts[0].revision, 4, &bytes);
+        store.append(&[frame]).expect("the log takes a frame with a damaged line");
+        assert_eq!(store.rows("SELECT class FROM usage_attempts"), ["abandoned"]);
+        assert_eq!(store.rows("SELECT outcome FROM usage_events"), ["success"]);
+        let kept: Vec<u8> = store
+            .log
+            .connection()
+            .query_row("SELECT bytes FROM quarantine WHERE seq = 1 AND line = 3", [], |row| row.get(0))
+            .expect("the line is kept");
+        assert_eq!(kept, damaged);
+        let store = store.reopen().expect("the file opens again");
+        assert_eq!((store.start.n_quarantined, store.start.summary.tainted()), (1, false));
+    }
+
+    #[test]
+    fn what_a_newer_program_wrote_stops_the_append_and_the_start() {
+        let mut store = Store::new();
+        let started = store.gateway.starts(0);
+        store.tell(&[started]);
+        let fact = store.gateway.starts(1);
+        let line = b"{\"k\":\"attempt\",\"v\":99,\"n\":1,\"t\":1,\"b\":{}}\n";
+        let frame = store.gateway.seals_lines(&fact.revision, 1, line);
+        let before = store.everything();
+        store.append(std::slice::from_ref(&frame)).expect_err("the append is refused");
+        assert_eq!((store.everything(), store.rows("SELECT count(*) FROM frames")), (before, vec!["1".to_owned()]));
+        let path = store.dir.path().join("waybill.db");
+        let mut newer = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("the file opens");
+        newer.append(&[frame], Some(Seq(1)), Time(0)).expect("a newer program appends");
+        drop(newer);
+        let error = store.reopen().map(drop).expect_err("the start is refused");
+        let expected = "frame 2 holds event `attempt` version 99, which a newer program wrote: upgrade this one";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn rows_made_anew_are_the_rows_that_were_there() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let facts = [store.gateway.selects(200, "q", 1, "a"), store.gateway.starts(300)];
+        store.tell(&facts[..1]);
+        store.tell(&facts[1..]);
+        let expected = store.everything();
+        let spoils = [
+            "UPDATE checkpoints SET fold_version = 0; UPDATE usage_attempts SET cost_nano = 1",
+            "UPDATE checkpoints SET frame_sum = 'other'; DELETE FROM usage_events",
+            "DELETE FROM checkpoints",
+            "UPDATE checkpoints SET seq = 99",
+        ];
+        for spoil in spoils {
+            store.log.connection().execute_batch(spoil).expect("the rows can be spoiled");
+            store = store.reopen().expect("the file opens again");
+            assert_eq!(store.everything(), expected, "after {spoil}");
+        }
+        assert!(store.start.rebuilt);
+    }
+
+    #[test]
+    fn frames_whose_transaction_failed_are_folded_anew() {
+        let mut again = Teller::new("gw");
+        let facts = [again.starts(0), again.selects(10, "r", 1, "a"), again.ends_send(60, "r", 1, Class::Success)];
+        let frames: Vec<Frame> = facts.iter().map(|fact| again.seals(std::slice::from_ref(fact))).collect();
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let path = dir.path().join("waybill.db");
+        let mut log = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("a new file opens");
+        log.append(&frames, None, Time(0)).expect("the log takes the frames");
+        let stored = log.read(Seq::START, 9).expect("the log can be read");
+        let mut projector = EmbeddedProjector::new();
+        for n in [1, 3, 2, 3] {
+            let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
+                .expect("a transaction can begin");
+            for frame in &stored[..n] {
+                projector.fold(&transaction, frame).expect("the frame can be folded");
+            }
+            transaction.rollback().expect("the transaction can be rolled back");
+        }
+        let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
+            .expect("a transaction can begin");
+        stored.iter().for_each(|frame| projector.fold(&transaction, frame).expect("the frame can be folded"));
+        transaction.commit().expect("the transaction can be committed");
+        let n: i64 = log
+            .connection()
+            .query_row("SELECT count(*) FROM usage_attempts WHERE class = 'success'", [], |row| row.get(0))
+            .expect("the rows can be read");
+        assert_eq!((n, projector.gate.summary().duplicates), (1, 0));
+    }
+
+    #[test]
+    fn a_start_hands_over_what_the_log_means() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let store = store.reopen().expect("the file opens again");
+        assert_eq!((store.start.seq, store.start.summary.tainted()), (Seq(6), false));
+        let health = store.start.state.health(&"main/gpt/a".into(), 1).expect("the member is on record");
+        assert_eq!((health.failures, health.last_ok_at.is_some()), (0, true));
+    }
+}

@@ -1,0 +1,165 @@
+//! The rows of the embedded store, as SQL.
+
+use rusqlite::{Connection, OptionalExtension, params};
+use waybill_events::log::StoredFrame;
+use waybill_projections::read::Unread;
+use waybill_projections::usage::{Row, UsageAttempt, UsageEvent};
+use waybill_projections::word::Word;
+use waybill_schema::FOLD_VERSION;
+use waybill_schema::event::{Tokens, Usage};
+use waybill_schema::frame::FrameError;
+
+/// The log position that the rows cover.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Checkpoint {
+    pub(crate) seq: u64,
+    /// The sum of the frame there; empty before the first.
+    pub(crate) sum: String,
+    pub(crate) fold_version: u32,
+}
+
+/// The name of the usage projection's checkpoint.
+const NAME: &str = "usage";
+
+impl Checkpoint {
+    pub(crate) fn read(connection: &Connection) -> Result<Option<Self>, rusqlite::Error> {
+        let sql = "SELECT seq, frame_sum, fold_version FROM checkpoints WHERE name = ?1";
+        let mut statement = connection.prepare_cached(sql)?;
+        let checkpoint = statement.query_row([NAME], |row| {
+            let seq = row.get::<_, i64>(0)?.unsigned_abs();
+            Ok(Self { seq, sum: row.get(1)?, fold_version: row.get(2)? })
+        });
+        checkpoint.optional()
+    }
+
+    /// What a checkpoint of today's fold at frame `seq` says; without a sum where the log has no such frame.
+    pub(crate) fn at(connection: &Connection, seq: u64) -> Result<Self, rusqlite::Error> {
+        let mut statement = connection.prepare_cached("SELECT sum FROM frames WHERE seq = ?1")?;
+        let sum: Option<String> = statement.query_row([integer(seq)], |row| row.get(0)).optional()?;
+        Ok(Self { seq, sum: sum.unwrap_or_default(), fold_version: FOLD_VERSION })
+    }
+
+    pub(crate) fn write(&self, connection: &Connection) -> Result<(), rusqlite::Error> {
+        let sql = "INSERT INTO checkpoints (name, seq, frame_sum, fold_version) VALUES (?1, ?2, ?3, ?4)
+                   ON CONFLICT (name) DO UPDATE SET seq = ?2, frame_sum = ?3, fold_version = ?4";
+        let mut statement = connection.prepare_cached(sql)?;
+        statement.execute(params![NAME, integer(self.seq), self.sum, self.fold_version])?;
+        Ok(())
+    }
+}
+
+/// Removes every row of the usage projection, its checkpoint included.
+pub(crate) fn clear(connection: &Connection) -> Result<(), rusqlite::Error> {
+    connection.execute_batch(
+        "DELETE FROM usage_events; DELETE FROM usage_attempts; DELETE FROM quarantine;
+         DELETE FROM checkpoints WHERE name = 'usage';",
+    )
+}
+
+/// Writes a row; false where one with its key stands already, which then stays.
+pub(crate) fn insert(connection: &Connection, row: &Row) -> Result<bool, rusqlite::Error> {
+    let n = match row {
+        Row::Event(row) => insert_event(connection, row)?,
+        Row::Attempt(row) => insert_attempt(connection, row)?,
+    };
+    Ok(n == 1)
+}
+
+/// Keeps a line that cannot be decoded.
+pub(crate) fn quarantine(connection: &Connection, seq: u64, unread: &Unread<'_>) -> Result<(), rusqlite::Error> {
+    keep(connection, seq, unread.line, &unread.why.to_string(), unread.bytes)
+}
+
+/// Keeps a frame without a header that can be read, as line 0.
+pub(crate) fn quarantine_frame(
+    connection: &Connection,
+    frame: &StoredFrame,
+    why: &FrameError,
+) -> Result<(), rusqlite::Error> {
+    keep(connection, frame.seq.0, 0, &why.to_string(), &frame.bytes)
+}
+
+fn keep(connection: &Connection, seq: u64, line: u32, why: &str, bytes: &[u8]) -> Result<(), rusqlite::Error> {
+    let sql = "INSERT INTO quarantine (seq, line, why, bytes) VALUES (?1, ?2, ?3, ?4)";
+    connection.prepare_cached(sql)?.execute(params![integer(seq), line, why, bytes])?;
+    Ok(())
+}
+
+fn insert_event(connection: &Connection, row: &UsageEvent) -> Result<usize, rusqlite::Error> {
+    let sql = "INSERT INTO usage_events (request_id, started, ended, scope, key_id, group_id, model, endpoint, stream,
+                   session_id, session_source, signal, sticky_type, sticky_hit, fallback, outcome, error_class, code,
+                   status, attempts, deployment, latency_ms, seq_first, seq_last)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
+                   ?22, ?23, ?24)
+               ON CONFLICT DO NOTHING";
+    let context = &row.context;
+    connection.prepare_cached(sql)?.execute(params![
+        row.request.as_str(),
+        row.started.0,
+        row.ended.0,
+        context.scope.as_str(),
+        context.key.as_str(),
+        context.group.as_str(),
+        context.model.as_str(),
+        Word(context.endpoint).to_string(),
+        context.stream,
+        context.session.as_str(),
+        Word(context.source).to_string(),
+        context.signal,
+        context.sticky.as_ref().map(|sticky| Word(sticky.by).to_string()),
+        row.sticky_hit,
+        row.fallback,
+        Word(row.outcome).to_string(),
+        row.error_class.map(|class| Word(class).to_string()),
+        row.code,
+        row.status,
+        row.attempts,
+        row.deployment.as_ref().map(|deployment| deployment.as_str()),
+        row.latency_ms.map(integer),
+        integer(row.seq_first),
+        integer(row.seq_last),
+    ])
+}
+
+fn insert_attempt(connection: &Connection, row: &UsageAttempt) -> Result<usize, rusqlite::Error> {
+    let sql = "INSERT INTO usage_attempts (request_id, attempt, started, ended, member, deployment, upstream_model,
+                   reason, class, status, latency_ms, first_token_ms, input, output, cached, cache_write, reasoning,
+                   estimated, cost_nano, served_model)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
+               ON CONFLICT DO NOTHING";
+    let Usage { input, output, cached, cache_write, reasoning } = row.usage;
+    connection.prepare_cached(sql)?.execute(params![
+        row.request.as_str(),
+        row.attempt,
+        row.started.0,
+        row.ended.map(|ended| ended.0),
+        row.member.as_str(),
+        row.deployment.as_str(),
+        row.upstream_model.as_ref().map(|model| model.as_str()),
+        row.reason.map(|reason| Word(reason).to_string()),
+        Word(row.class).to_string(),
+        row.status,
+        row.latency_ms.map(integer),
+        row.first_token_ms.map(integer),
+        input.known().map(integer),
+        output.known().map(integer),
+        cached.known().map(integer),
+        cache_write.known().map(integer),
+        reasoning.known().map(integer),
+        estimated(&row.usage),
+        row.cost_nano.map(integer),
+        row.served_model,
+    ])
+}
+
+/// The bit set of the token columns that were worked out here: the order is the migration's.
+fn estimated(usage: &Usage) -> u8 {
+    let parts = [usage.input, usage.output, usage.cached, usage.cache_write, usage.reasoning];
+    let bits = parts.iter().zip(0..).map(|(part, bit)| u8::from(matches!(part, Tokens::Estimated(_))) << bit);
+    bits.sum()
+}
+
+/// SQLite's integers are signed; a count of ours beyond them is held at their end.
+fn integer(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
