@@ -1,1 +1,185 @@
-//! (in progress)
+//! What an answer says: each event of a stream as it passes, or a JSON answer as a whole, in the endpoint's dialect.
+//!
+//! An [`Observer`] reads events and changes none. It tells what may still be failed over (lifecycle frames are not
+//! output), when the answer has ended and how, and collects what is recorded: usage, model, response id. It runs for
+//! every event of every stream, so it builds no tree of a delta and allocates nothing for one.
+//!
+//! Providers add fields and send odd types; a field that is not what it should be counts as absent.
+
+mod chat;
+mod lenient;
+mod messages;
+mod responses;
+mod usage;
+mod whole;
+
+use waybill_schema::event::{Endpoint, Usage};
+use waybill_schema::id::ModelName;
+
+use crate::classify::UpstreamError;
+
+pub use whole::{Fault, Whole, json};
+
+/// What one event of a stream is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Frame {
+    /// No output: a comment, a ping, a role, `response.created`, a finish reason, an event that nobody knows.
+    Lifecycle,
+    /// Output: text, reasoning, a refusal's text, a tool call.
+    Meaningful,
+    /// A Chat chunk without choices that carries the usage: clients that did not ask for it must not see it.
+    UsageOnly,
+    /// The last event of the answer.
+    Terminal(Terminal),
+    /// The upstream says that it failed.
+    Error(UpstreamError),
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terminal {
+    /// It is complete.
+    Complete,
+    /// The upstream stopped at a limit of length.
+    Incomplete,
+    /// The provider's content policy ended it.
+    Refused,
+    /// It is accepted and worked on in the background.
+    Pending,
+    /// The end marker came without the reason that belongs before it: a cut that a relay dressed as an end.
+    Unfinished,
+}
+
+/// Reads the events of one stream.
+#[derive(Debug)]
+pub struct Observer {
+    endpoint: Endpoint,
+    usage: Usage,
+    served_model: Option<ModelName>,
+    response_id: Option<Box<str>>,
+    created_at: u64,
+    sequence_number: Option<u64>,
+    /// How the answer will have ended once its end marker comes.
+    finish: Option<Terminal>,
+    ended: bool,
+    meaningful: bool,
+    output_chars: u64,
+}
+
+impl Observer {
+    /// An observer at the beginning of a stream of `endpoint`'s dialect.
+    pub fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            usage: Usage::default(),
+            served_model: None,
+            response_id: None,
+            created_at: 0,
+            sequence_number: None,
+            finish: None,
+            ended: false,
+            meaningful: false,
+            output_chars: 0,
+        }
+    }
+
+    /// Reads one event by its name and its data, which is empty for an event without.
+    pub fn event(&mut self, name: Option<&str>, data: &[u8]) -> Frame {
+        let frame = match self.endpoint {
+            _ if data.trim_ascii() == b"[DONE]" => self.done(),
+            Endpoint::Chat => self.chat_chunk(data),
+            Endpoint::Responses => self.responses_event(name, data),
+            Endpoint::Messages => self.messages_event(name, data),
+            // These answer in one piece.
+            Endpoint::CountTokens | Endpoint::Embeddings => Frame::Lifecycle,
+        };
+        self.meaningful |= matches!(frame, Frame::Meaningful);
+        self.ended |= matches!(frame, Frame::Terminal(_));
+        frame
+    }
+
+    /// The end that the stream has come to if it closes here; `None` where that would be a cut.
+    ///
+    /// Chat streams may close after a finish reason without `[DONE]`.
+    pub fn at_eof(&self) -> Option<Terminal> {
+        match self.endpoint {
+            _ if self.ended => Some(self.finish.unwrap_or(Terminal::Unfinished)),
+            Endpoint::Chat => self.finish,
+            Endpoint::Responses | Endpoint::Messages | Endpoint::CountTokens | Endpoint::Embeddings => None,
+        }
+    }
+
+    /// Whether a stream that ended without an error held nothing: no output, no tokens of output, and no reason for it.
+    pub fn is_empty(&self) -> bool {
+        let excused = matches!(self.finish, Some(Terminal::Incomplete | Terminal::Refused | Terminal::Pending));
+        !self.meaningful && !excused && self.usage.output.known().unwrap_or(0) == 0
+    }
+
+    /// Tokens as the upstream reported them so far.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The model that the upstream named.
+    pub fn served_model(&self) -> Option<&ModelName> {
+        self.served_model.as_ref()
+    }
+
+    /// The id that the upstream gave the response.
+    pub fn response_id(&self) -> Option<&str> {
+        self.response_id.as_deref()
+    }
+
+    /// The last sequence number of a Responses stream.
+    pub fn sequence_number(&self) -> Option<u64> {
+        self.sequence_number
+    }
+
+    /// Characters of output so far, to estimate tokens by where none were reported.
+    pub fn output_chars(&self) -> u64 {
+        self.output_chars
+    }
+
+    /// The event that tells the client, in its dialect, that the stream broke off: of a type that clients retry.
+    pub fn broken_stream_event(&self, message: &str) -> Vec<u8> {
+        match self.endpoint {
+            Endpoint::Chat | Endpoint::CountTokens | Endpoint::Embeddings => chat::broken_stream_event(message),
+            Endpoint::Responses => self.responses_broken_stream_event(message),
+            Endpoint::Messages => messages::broken_stream_event(message),
+        }
+    }
+
+    /// The marker that ends Chat streams; other dialects' streams are not ended by it.
+    fn done(&mut self) -> Frame {
+        match self.endpoint {
+            _ if self.ended => Frame::Lifecycle,
+            Endpoint::Chat => Frame::Terminal(self.finish.unwrap_or(Terminal::Unfinished)),
+            Endpoint::Responses | Endpoint::Messages => Frame::Terminal(Terminal::Unfinished),
+            Endpoint::CountTokens | Endpoint::Embeddings => Frame::Lifecycle,
+        }
+    }
+
+    fn output(&mut self, chars: u64) -> Frame {
+        self.output_chars += chars;
+        if chars > 0 { Frame::Meaningful } else { Frame::Lifecycle }
+    }
+
+    /// Keeps the first model and id that say something: some upstreams begin with empty ones.
+    fn identify(&mut self, id: Option<&str>, model: Option<&str>) {
+        if self.response_id.is_none() {
+            self.response_id = id.filter(|id| !id.is_empty()).map(Into::into);
+        }
+        if self.served_model.is_none() {
+            self.served_model = model.filter(|model| !model.is_empty()).map(Into::into);
+        }
+    }
+}
+
+/// An event as it goes over the wire.
+fn sse(name: Option<&str>, data: &serde_json::Value) -> Vec<u8> {
+    let name = name.map(|name| format!("event: {name}\n")).unwrap_or_default();
+    format!("{name}data: {data}\n\n").into_bytes()
+}
+
+#[cfg(test)]
+mod tests;

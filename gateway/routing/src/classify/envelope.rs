@@ -52,11 +52,6 @@ impl UpstreamError {
         }
     }
 
-    /// An error that is known by a code alone.
-    pub(crate) fn of_code(code: &str) -> Self {
-        Self { codes: vec![code.to_lowercase()], ..Self::default() }
-    }
-
     pub(super) fn add_code(&mut self, code: &str) {
         if !code.is_empty() && code != "error" {
             self.codes.push(code.to_lowercase());
