@@ -83,7 +83,12 @@ impl Core {
     }
 
     /// Serves one request of `session` that arrives at `now`; `answers` says whether a deployment can be reached.
-    pub(crate) fn serve(&mut self, session: &str, now: Time, answers: &dyn Fn(usize) -> bool) -> anyhow::Result<Served> {
+    pub(crate) fn serve(
+        &mut self,
+        session: &str,
+        now: Time,
+        answers: &dyn Fn(usize) -> bool,
+    ) -> anyhow::Result<Served> {
         let mut flight = self.depart(session, now)?;
         let mut search = dispatch::begin(self.limits(now));
         while let Some((attempt, place)) = self.choose(&mut flight, search) {
@@ -209,8 +214,13 @@ impl Core {
 
     fn succeeded(&mut self, flight: &mut Flight, place: &Place) {
         let retry_after_ms = None;
-        let verdict =
-            Verdict { class: Class::Success, here: classify::Here::No, next: false, effect: Effect::Recover, retry_after_ms };
+        let verdict = Verdict {
+            class: Class::Success,
+            here: classify::Here::No,
+            next: false,
+            effect: Effect::Recover,
+            retry_after_ms,
+        };
         let mut events = vec![self.attempt(flight, place, verdict)];
         events.extend(flight.context.sticky.as_ref().map(|sticky| {
             Event::Preference(Box::new(Preference {

@@ -41,13 +41,16 @@ pub(crate) enum Arrivals {
     /// As the file says.
     Recorded,
     /// The first so many sessions of the file, each of which begins at 0 there, begin at random within two hours.
-    Staggered(usize),
+    Staggered {
+        /// How many.
+        sessions: usize,
+        /// Of the dice.
+        seed: u64,
+    },
 }
 
 /// The span over which sessions are staggered, in milliseconds: two hours.
 const STAGGER_MS: u64 = 7_200_000;
-/// The dice of the staggering.
-const STAGGER_SEED: u64 = 1;
 
 /// A line of a file: a request, or a head of a session (`meta`), which has no `b`.
 #[derive(Deserialize)]
@@ -66,7 +69,8 @@ pub(crate) fn read(file: &Path, ids: BlockIds, arrivals: Arrivals, count: usize)
     let mut starts = Starts::new(arrivals);
     let mut rows = Vec::new();
     for (n, line) in BufReader::new(opened).lines().enumerate() {
-        let row: Line = serde_json::from_str(&line?).with_context(|| format!("line {} of {}", n + 1, file.display()))?;
+        let row: Line =
+            serde_json::from_str(&line?).with_context(|| format!("line {} of {}", n + 1, file.display()))?;
         let Line { s: Some(session), t: Some(t), input: Some(input), bs: Some(bs), b: Some(runs) } = row else {
             continue;
         };
@@ -93,12 +97,16 @@ struct Starts {
 
 impl Starts {
     fn new(arrivals: Arrivals) -> Self {
-        Self { arrivals, draws: Draws::new(STAGGER_SEED), known: HashMap::new() }
+        let seed = match arrivals {
+            Arrivals::Recorded => 0,
+            Arrivals::Staggered { seed, .. } => seed,
+        };
+        Self { arrivals, draws: Draws::new(seed), known: HashMap::new() }
     }
 
     /// The beginning of `session` in milliseconds; `None` for a session beyond those asked for.
     fn of(&mut self, session: &str) -> Option<i64> {
-        let Arrivals::Staggered(sessions) = self.arrivals else { return Some(0) };
+        let Arrivals::Staggered { sessions, .. } = self.arrivals else { return Some(0) };
         if let Some(start_ms) = self.known.get(session) {
             return Some(*start_ms);
         }

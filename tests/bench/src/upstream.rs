@@ -89,7 +89,8 @@ fn end_of_request(received: &[u8]) -> Option<usize> {
     let head = memmem::find(received, b"\r\n\r\n")? + 4;
     let lines = received[..head].split(|byte| *byte == b'\n');
     let name = b"content-length:";
-    let length = lines.filter_map(|line| line.split_at_checked(name.len())).find(|(start, _)| start.eq_ignore_ascii_case(name));
+    let length =
+        lines.filter_map(|line| line.split_at_checked(name.len())).find(|(start, _)| start.eq_ignore_ascii_case(name));
     let length = length.and_then(|(_, value)| number(value.trim_ascii())).unwrap_or(0);
     let end = head + usize::try_from(length).ok()?;
     (received.len() >= end).then_some(end)
@@ -162,7 +163,8 @@ mod tests {
     #[test]
     fn a_request_ends_where_its_length_says() {
         let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n";
-        let check = |rest: &str, end: Option<usize>| assert_eq!(end_of_request(format!("{head}{rest}").as_bytes()), end);
+        let check =
+            |rest: &str, end: Option<usize>| assert_eq!(end_of_request(format!("{head}{rest}").as_bytes()), end);
         check("1234", None);
         check("12345", Some(head.len() + 5));
         check("12345POST", Some(head.len() + 5));
