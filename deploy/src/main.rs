@@ -1,1 +1,79 @@
-fn main() {}
+//! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
+
+mod check;
+mod data;
+mod demo;
+mod explain;
+mod health;
+mod route;
+mod sessions;
+mod simulator;
+mod table;
+mod up;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// An LLM gateway whose every routing decision and outcome is a fact on an append-only log.
+#[derive(Parser)]
+#[command(name = "waybill", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run everything in one process; without a file, a demo over two simulated providers
+    Up(up::Args),
+    /// Validate a configuration file: all errors at once, each with its line and field
+    Check(check::Args),
+    /// Tell why a request went where it went
+    Explain(explain::Args),
+    /// Tell where a request would go now, without any side effect
+    Route(route::Args),
+    /// List sessions, or the rounds of one
+    Sessions(sessions::Args),
+    /// Show cooldowns and blocks: which members, until when, and why
+    Health(health::Args),
+    /// Run a simulated upstream with a prompt cache, scripted faults and a call log
+    Simulator(simulator::Args),
+    /// Print shell completions
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Where the embedded log and its stores are.
+#[derive(clap::Args, Clone, Debug)]
+struct DataDir {
+    /// The folder of the embedded log and its stores
+    #[arg(long, env = "WAYBILL_DATA", default_value = "waybill-data", value_name = "DIR")]
+    data: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Up(args) => up::run(args),
+        Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Route(args) => route::run(&args),
+        Command::Sessions(args) => sessions::run(&args),
+        Command::Health(args) => health::run(&args),
+        Command::Simulator(args) => simulator::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "waybill", &mut std::io::stdout());
+            Ok(())
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("waybill: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -232,6 +232,7 @@ impl PromptCache {
         }
         if self.entries.len() > self.sweep_at {
             self.entries.retain(|_, entry| entry.is_alive(hit.at_ms));
+            self.recent.retain(|_, times| times.back().is_some_and(|at| *at > hit.at_ms - MINUTE_MS));
             self.sweep_at = SWEEP_ENTRIES_MIN.max(self.entries.len() * 2);
         }
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Answer, Part, Question, Tool, Usage, halves};
 use crate::cache::CacheModel;
-use crate::event::{Event, Part as Place};
+use crate::event::{Event, Place};
 use crate::prompt::{self, Piece, items};
 
 /// Reads a request.
@@ -119,7 +119,7 @@ pub(crate) fn events(answer: &Answer, usage: &Value, wants_usage: bool) -> Vec<E
     if wants_usage {
         events.push(Event::unnamed(&chunk(json!([]), usage.clone()), Place::Frame));
     }
-    events.push(Event { name: None, data: "[DONE]".to_owned(), part: Place::Terminal });
+    events.push(Event { name: None, data: "[DONE]".to_owned(), place: Place::Terminal });
     events
 }
 

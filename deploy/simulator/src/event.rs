@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-/// What part an event plays in its stream.
+/// The place of an event in its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Place {
     /// Opens or closes something; comes without delay.
     Frame,
     /// Carries output; comes at the pace of the model.
@@ -18,18 +18,18 @@ pub(crate) enum Part {
 pub(crate) struct Event {
     pub(crate) name: Option<String>,
     pub(crate) data: String,
-    pub(crate) part: Part,
+    pub(crate) place: Place,
 }
 
 impl Event {
     /// An event without a name, as in Chat Completions.
-    pub(crate) fn unnamed(data: &Value, part: Part) -> Self {
-        Self { name: None, data: data.to_string(), part }
+    pub(crate) fn unnamed(data: &Value, place: Place) -> Self {
+        Self { name: None, data: data.to_string(), place }
     }
 
     /// An event named by its data's `type`, as in Responses and Messages.
-    pub(crate) fn typed(data: &Value, part: Part) -> Self {
-        Self { name: data["type"].as_str().map(str::to_owned), data: data.to_string(), part }
+    pub(crate) fn typed(data: &Value, place: Place) -> Self {
+        Self { name: data["type"].as_str().map(str::to_owned), data: data.to_string(), place }
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
 
     #[track_caller]
     fn check(framing: Framing, expected: &[&[u8]]) {
-        let event = Event::typed(&json!({"type": "a", "é": 1}), Part::Frame);
+        let event = Event::typed(&json!({"type": "a", "é": 1}), Place::Frame);
         assert_eq!(framing.writes(&event), expected);
     }
 

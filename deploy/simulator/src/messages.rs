@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, Part, Question, Tool, Usage, halves};
-use crate::event::{Event, Part as Place};
+use crate::event::{Event, Place};
 use crate::prompt::{self, Piece, items};
 
 /// Breakpoints one request may carry.

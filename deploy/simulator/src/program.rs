@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::event::{Event, Part};
+use crate::event::{Event, Place};
 use crate::script::{Break, Plan};
 
 /// One instruction to the connection.
@@ -40,7 +40,7 @@ pub(crate) fn stream(
     plan: &Plan,
 ) -> VecDeque<Op> {
     if plan.no_done {
-        events.retain(|event| event.part != Part::Terminal);
+        events.retain(|event| event.place != Place::Terminal);
     }
     let (kept, end) = match &plan.breaks {
         Some((kept, end)) => (*kept as usize, Some(end)),
@@ -56,12 +56,12 @@ pub(crate) fn stream(
         if plan.pause_after == Some(n as u32) {
             ops.push_back(Op::Pause);
         }
-        if event.part == Part::Content {
+        if event.place == Place::Content {
             wait(&mut ops, std::mem::replace(&mut delay_ms, pace.next_ms));
         }
         write(&mut ops, between(plan, n, ping.as_ref()));
         write(&mut ops, plan.framing.writes(event));
-        ops.push_back(Op::Wrote { terminal: event.part == Part::Terminal });
+        ops.push_back(Op::Wrote { terminal: event.place == Place::Terminal });
     }
     if plan.pause_after.is_some_and(|n| n as usize >= events.len()) {
         ops.push_back(Op::Pause);
@@ -72,7 +72,7 @@ pub(crate) fn stream(
 
 /// The program of a JSON body.
 pub(crate) fn json(body: &str, pace: Pace, plan: &Plan) -> VecDeque<Op> {
-    let mut ops = VecDeque::new();
+    let mut ops: VecDeque<Op> = plan.pause_after.map(|_| Op::Pause).into_iter().collect();
     wait(&mut ops, pace.first_ms);
     let end = plan.breaks.as_ref().map(|(_, end)| end);
     let kept = if end.is_some() { &body.as_bytes()[..body.len() / 2] } else { body.as_bytes() };
@@ -129,15 +129,15 @@ mod tests {
     /// Plans `actions` for a stream of "a", two deltas and "z", and compares the program, one letter or sign for each op.
     #[track_caller]
     fn check(actions: &[Action], expected: &str) {
-        let event = |data: &str, part| Event { name: None, data: data.to_owned(), part };
+        let event = |data: &str, place| Event { name: None, data: data.to_owned(), place };
         let events = vec![
-            event("a", Part::Frame),
-            event("b", Part::Content),
-            event("c", Part::Content),
-            event("z", Part::Terminal),
+            event("a", Place::Frame),
+            event("b", Place::Content),
+            event("c", Place::Content),
+            event("z", Place::Terminal),
         ];
         let pace = Pace { first_ms: 7, next_ms: 2 };
-        let program = stream(events, event("E", Part::Frame), None, pace, &Plan::new(actions));
+        let program = stream(events, event("E", Place::Frame), None, pace, &Plan::new(actions));
         let text = program.iter().map(|op| match op {
             Op::Write(bytes) => String::from_utf8_lossy(bytes).trim().trim_start_matches("data: ").to_owned(),
             Op::Wrote { terminal: true } => "!".to_owned(),
@@ -173,6 +173,8 @@ mod tests {
         let half = json("123456", Pace::default(), &Plan::new(&[Action::CutAfterEvents { events: 0 }]));
         assert_eq!(half, [Op::Write(Bytes::from_static(b"123")), Op::Reset]);
         let whole = json("123456", Pace::default(), &Plan::new(&[Action::Fragment { bytes: 4 }]));
+        let paused = json("1", Pace::default(), &Plan::new(&[Action::PauseAfter { events: 0 }]));
+        assert_eq!(paused, [Op::Pause, Op::Write(Bytes::from_static(b"1")), Op::Wrote { terminal: true }]);
         let written = [Op::Write(Bytes::from_static(b"1234")), Op::Write(Bytes::from_static(b"56"))];
         assert_eq!(whole, [&written[..], &[Op::Wrote { terminal: true }]].concat());
     }

@@ -9,7 +9,7 @@ use crate::answer::{Answer, Question, Usage};
 use crate::cache::{Hit, Prompt, PromptCache};
 use crate::calls::SESSION_HEADERS;
 use crate::endpoint::Endpoint;
-use crate::event::{Event, Part};
+use crate::event::{Event, Place};
 use crate::program::{self, Op, Pace};
 use crate::prompt::{Piece, blocks};
 use crate::script::{Action, Break, Control, Instead, Plan, Queue, Traits};
@@ -297,7 +297,7 @@ impl State {
                 chat::events(answer, usage, question.wants_usage_chunk)
             }
         };
-        let ping = endpoint.is_anthropic().then(|| Event::typed(&json!({"type": "ping"}), Part::Frame));
+        let ping = endpoint.is_anthropic().then(|| Event::typed(&json!({"type": "ping"}), Place::Frame));
         let error = error_event(endpoint, question, answer, plan);
         let mut reply = Reply::new(200, SSE, None, program::stream(events, error, ping, self.pace(), plan));
         reply.set("cache-control", "no-cache");
@@ -393,8 +393,8 @@ fn error_event(endpoint: Endpoint, question: &Question, answer: &Answer, plan: &
         _ => refusal::body(Some(endpoint), 500, refusal::message(500)),
     };
     match endpoint {
-        Endpoint::Chat => Event::unnamed(&data, Part::Frame),
-        _ => Event::typed(&data, Part::Frame),
+        Endpoint::Chat => Event::unnamed(&data, Place::Frame),
+        _ => Event::typed(&data, Place::Frame),
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Part, Question, Tool, Usage, halves};
-use crate::event::{Event, Part as Place};
+use crate::event::{Event, Place};
 use crate::prompt::{self, Piece, items};
 
 /// Reads a request; the pieces of a `previous_response_id` are not among its own.
@@ -197,9 +197,9 @@ pub(crate) fn failed(answer: &Answer, request: &Value, sequence: usize) -> Value
 struct Numbered(Vec<Event>);
 
 impl Numbered {
-    fn push(&mut self, kind: &str, fields: Value, part: Place) {
+    fn push(&mut self, kind: &str, fields: Value, place: Place) {
         let data = merged(&json!({"type": kind, "sequence_number": self.0.len()}), &fields);
-        self.0.push(Event::typed(&data, part));
+        self.0.push(Event::typed(&data, place));
     }
 
     fn text(&mut self, at: &Value, chunks: &[String]) {

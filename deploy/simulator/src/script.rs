@@ -12,7 +12,22 @@ use crate::endpoint::Endpoint;
 use crate::event::{Framing, LineEnd};
 use crate::settings::Settings;
 
-/// A message to a simulator: what to clear, then what to set.
+/// A message to a simulator: what to clear, then what to set. As JSON:
+///
+/// ```
+/// let control: waybill_simulator::Control = serde_json::from_str(r#"{
+///   "clear_steps": true,
+///   "settings": {"name": "up-1", "chunks": 20, "cache": {"open_ai": {"max_rpm_per_key": 15}}},
+///   "steps": [
+///     {"does": [{"status": {"status": 429, "headers": {"retry-after": "3"}}}]},
+///     {"when": {"endpoint": "messages", "session": "s-1"}, "times": 2, "does": [{"cut_after_events": {"events": 3}}]},
+///     {"when": {"offers": "shell"}, "does": [{"reply": {"tool_calls": [{"name": "shell", "arguments": {"cmd": "ls"}}]}}]},
+///     {"times": null, "does": ["crlf", "comments", {"fragment": {"bytes": 7}}]}
+///   ]
+/// }"#)?;
+/// # assert_eq!(control.steps.len(), 4);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Control {
@@ -132,7 +147,7 @@ pub enum Action {
         /// How many events are written first.
         events: u32,
     },
-    /// Waits after so many events until it is released.
+    /// Waits after so many events until it is released; a JSON answer waits before its body.
     PauseAfter {
         /// How many events are written first.
         events: u32,

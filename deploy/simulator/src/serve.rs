@@ -169,6 +169,7 @@ impl Port {
     }
 }
 
+// A running simulator is one in every respect, and tests say little else: `sim.push(…)`, `sim.calls()`.
 impl std::ops::Deref for Running {
     type Target = Simulator;
 

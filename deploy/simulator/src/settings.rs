@@ -14,7 +14,7 @@ pub struct Settings {
     pub models: Vec<String>,
     /// Chunks of an answer's text, at least 1.
     pub chunks: usize,
-    /// Milliseconds before the first chunk.
+    /// Milliseconds before the first chunk, or before the body of a JSON answer.
     pub first_token_delay_ms: u64,
     /// Milliseconds before each later chunk.
     pub chunk_delay_ms: u64,

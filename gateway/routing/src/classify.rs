@@ -34,6 +34,13 @@ pub struct Verdict {
     pub retry_after_ms: Option<u64>,
 }
 
+impl Verdict {
+    /// The verdict on a send that needs no further one.
+    pub fn ended(class: Class, effect: Effect) -> Self {
+        Self { class, here: Here::No, next: false, effect, retry_after_ms: None }
+    }
+}
+
 /// Whether the same deployment may be sent to again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Here {

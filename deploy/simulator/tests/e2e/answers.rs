@@ -108,6 +108,18 @@ async fn a_response_can_be_continued_at_its_simulator_and_credential_only() {
 }
 
 #[tokio::test]
+async fn the_log_keeps_the_latest_calls_and_no_bodies_when_told_so() {
+    let settings = Settings { calls_max: 2, keep_bodies: false, ..Settings::default() };
+    let sim = Simulator::start(settings).await.expect("a port");
+    for _ in 0..3 {
+        post(&sim, "/v1/messages", "", &json!({})).await;
+    }
+    let kept = |call: &waybill_simulator::Call| (call.number, call.body.len(), call.body_bytes, call.end);
+    let expected = [(2, 0, 2, Some(End::Finished)), (3, 0, 2, Some(End::Finished))];
+    assert_eq!(sim.calls().iter().map(kept).collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test]
 async fn an_upgrade_is_answered_426_and_an_unknown_path_404() {
     let sim = Simulator::start(Settings::default()).await.expect("a port");
     assert_eq!(get(&sim, "/v1/responses", "upgrade: websocket\r\n").await.status, 426);

@@ -1,0 +1,34 @@
+# The commands of the house. A newcomer needs two: `make up` and `make test`.
+
+CARGO ?= cargo
+# The trace folder of `make bench`; the traces lie beside the project.
+TRACES ?= ../shared/traces
+
+.PHONY: up test check bench fuzz
+
+# Builds and starts Waybill with everything embedded and a demo catalogue on two simulated providers.
+up:
+	$(CARGO) build --release -p waybill
+	target/release/waybill up
+
+# Installs what the tests need and runs them all.
+test:
+	bash tests/install.sh
+	$(CARGO) build --workspace --all-targets
+	$(CARGO) nextest run --workspace --no-fail-fast
+	$(CARGO) test --workspace --doc
+
+# What must hold before a change is shown.
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(MAKE) test
+
+# Overhead beside a bare pass-through, and prompt-cache hits on real traces.
+bench:
+	bash tests/bench/run.sh $(TRACES)
+
+# Five minutes of the SSE decoder under the fuzzer (needs cargo-fuzz).
+fuzz:
+	cd gateway/routing && $(CARGO) fuzz run -s none sse -- -max_total_time=300

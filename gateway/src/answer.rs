@@ -1,0 +1,149 @@
+//! What goes back to a client: the body type, and the headers that every reply carries.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, SET_COOKIE, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use http_body::{Frame, SizeHint};
+use waybill_schema::event::Endpoint;
+
+use crate::relay::Relay;
+
+/// The body of a reply: whole, or a relayed stream.
+#[derive(Debug)]
+pub enum Body {
+    /// All of it at once.
+    Whole(http_body_util::Full<Bytes>),
+    /// As it comes from the upstream.
+    Relay(Box<Relay>),
+}
+
+/// A reply body that is all there.
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Body::Whole(http_body_util::Full::new(bytes.into()))
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Whole(whole) => Pin::new(whole).poll_frame(cx),
+            Self::Relay(relay) => relay.poll_next(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(whole) => whole.is_end_stream(),
+            Self::Relay(relay) => relay.is_ended(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(whole) => whole.size_hint(),
+            Self::Relay(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// Names who served the request, to the client; set on every reply whose session was resolved.
+#[derive(Debug)]
+pub struct Marks<'a> {
+    /// The API spoken.
+    pub endpoint: Endpoint,
+    /// Our id of the request.
+    pub request: &'a str,
+    /// The session.
+    pub session: &'a str,
+    /// Sends so far.
+    pub attempts: u16,
+    /// The deployment that served, where the caller may know it.
+    pub deployment: Option<&'a str>,
+}
+
+impl Marks<'_> {
+    /// Sets the headers of DESIGN.md section 9.
+    pub fn set(&self, headers: &mut HeaderMap) {
+        let mut set = |name: &'static str, value: Option<HeaderValue>| {
+            if let Some(value) = value {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        };
+        set(request_id_header(self.endpoint), HeaderValue::from_str(self.request).ok());
+        set("x-waybill-request-id", HeaderValue::from_str(self.request).ok());
+        set("x-session-id", HeaderValue::from_str(self.session).ok());
+        set("x-waybill-attempts", Some(HeaderValue::from(self.attempts)));
+        set("x-waybill-fallback", Some(HeaderValue::from_static("false")));
+        set("x-waybill-deployment", self.deployment.and_then(|name| HeaderValue::from_str(name).ok()));
+        set("access-control-expose-headers", Some(HeaderValue::from_static("x-session-id, x-waybill-request-id")));
+    }
+}
+
+/// The header in which a dialect names its request id.
+pub fn request_id_header(endpoint: Endpoint) -> &'static str {
+    match endpoint {
+        Endpoint::Messages | Endpoint::CountTokens => "request-id",
+        Endpoint::Chat | Endpoint::Responses | Endpoint::Embeddings => "x-request-id",
+    }
+}
+
+/// The upstream's reply headers that may reach the client: no hop-by-hop header, no cookie, no quota of the
+/// upstream's organisation, and no framing of a body that is framed anew.
+pub fn passed_on(upstream: &HeaderMap) -> HeaderMap {
+    let named: Vec<&str> = upstream
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .collect();
+    let kept = upstream.iter().filter(|(name, _)| {
+        !is_hop_by_hop(name) && !is_private(name) && !named.iter().any(|n| n.eq_ignore_ascii_case(name.as_str()))
+    });
+    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// Headers that concern one connection only (RFC 9110, section 7.6.1).
+pub fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION
+        || *name == TRANSFER_ENCODING
+        || matches!(
+            name.as_str(),
+            "keep-alive"
+                | "proxy-connection"
+                | "proxy-authenticate"
+                | "proxy-authorization"
+                | "te"
+                | "trailer"
+                | "upgrade"
+        )
+}
+
+fn is_private(name: &HeaderName) -> bool {
+    const QUOTA_PREFIXES: [&str; 4] = ["x-ratelimit-", "anthropic-ratelimit-", "x-codex-", "x-relay-"];
+    *name == CONTENT_LENGTH
+        || *name == SET_COOKIE
+        || matches!(name.as_str(), "x-request-id" | "request-id" | "openai-organization" | "anthropic-organization-id")
+        || matches!(name.as_str(), "retry-after-ms" | "x-session-id" | "alt-svc" | "strict-transport-security")
+        || QUOTA_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix))
+}
+
+/// Whether the reply is an event stream.
+pub fn is_event_stream(headers: &HeaderMap) -> bool {
+    media_type(headers).is_some_and(|media| media.eq_ignore_ascii_case("text/event-stream"))
+}
+
+/// Whether the reply is JSON, or does not say what it is.
+pub fn may_be_json(headers: &HeaderMap) -> bool {
+    media_type(headers).is_none_or(|media| media.eq_ignore_ascii_case("application/json") || media.ends_with("+json"))
+}
+
+fn media_type(headers: &HeaderMap) -> Option<&str> {
+    headers.get(CONTENT_TYPE)?.to_str().ok()?.split(';').next().map(str::trim)
+}

@@ -1,0 +1,330 @@
+//! A flight: one request on its way, and every fact it owes to the log.
+//!
+//! Whatever happens to a request happens through its flight, which records it once. When a flight is dropped before
+//! it has landed, its client has left: that, too, is recorded, so no send stays without an end while the gateway lives.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use waybill_routing::classify::Verdict;
+use waybill_routing::dispatch::{self, Search};
+use waybill_routing::select::{self, Ask, Moment};
+use waybill_schema::catalogue::{Place, Pool};
+use waybill_schema::event::{
+    Affinity, Attempt, Choice, Class, Context, Effect, Endpoint, Event, Outcome, Preference, Reason, Request,
+    Selection, Usage,
+};
+use waybill_schema::id::{AffinityKey, ModelName, RequestId, Revision};
+use waybill_schema::time::Time;
+
+use crate::proxy::Gateway;
+use crate::serving::Serving;
+
+/// One request under way.
+#[derive(Debug)]
+pub struct Flight {
+    gateway: Arc<Gateway>,
+    serving: Arc<Serving>,
+    pool: Arc<Pool>,
+    request: RequestId,
+    context: Context,
+    begun: Instant,
+    /// The affinity revision that a switch would be based on.
+    base: Option<Revision>,
+    sends: u16,
+    open: Option<Open>,
+    last_class: Option<Class>,
+    landed: bool,
+}
+
+/// A send that has not ended.
+#[derive(Debug)]
+struct Open {
+    place: Place,
+    sent: Instant,
+    first_token_ms: Option<u64>,
+}
+
+/// What was learnt from an answer, whole or not.
+#[derive(Clone, Debug, Default)]
+pub struct Learnt {
+    /// The upstream's HTTP status.
+    pub status: Option<u16>,
+    /// Tokens.
+    pub usage: Usage,
+    /// The model that the upstream says it served.
+    pub served_model: Option<String>,
+}
+
+/// How a request ended for its client.
+#[derive(Clone, Copy, Debug)]
+pub struct Landing {
+    /// In one word.
+    pub outcome: Outcome,
+    /// The status the client got.
+    pub status: Option<u16>,
+    /// The code of an error of ours.
+    pub code: Option<&'static str>,
+}
+
+/// What a flight begins with.
+#[derive(Debug)]
+pub struct Departure {
+    /// The gateway.
+    pub gateway: Arc<Gateway>,
+    /// What is in force.
+    pub serving: Arc<Serving>,
+    /// The deployments that may serve.
+    pub pool: Arc<Pool>,
+    /// Our id of the request.
+    pub request: RequestId,
+    /// Who asks for what.
+    pub context: Context,
+    /// When its first byte was read.
+    pub begun: Instant,
+}
+
+impl Flight {
+    /// Begins.
+    pub fn new(departure: Departure) -> Self {
+        let Departure { gateway, serving, pool, request, context, begun } = departure;
+        gateway.metrics.in_flight.inc();
+        let (base, open, last_class) = (None, None, None);
+        Self { gateway, serving, pool, request, context, begun, base, sends: 0, open, last_class, landed: false }
+    }
+
+    /// Our id of the request.
+    pub fn request(&self) -> &RequestId {
+        &self.request
+    }
+
+    /// Who asks for what.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Sends so far.
+    pub fn sends(&self) -> u16 {
+        self.sends
+    }
+
+    /// The first-token deadline of the request's route, in seconds, where it has one of its own.
+    pub fn first_token_seconds(&self) -> Option<u32> {
+        self.pool.route.first_token_seconds
+    }
+
+    /// Where the open send went.
+    pub fn place(&self) -> Option<&Place> {
+        self.open.as_ref().map(|open| &open.place)
+    }
+
+    /// Chooses a deployment and records the selection, as one step with the state it depends on. Errors with the
+    /// choice when no candidate is legal; then nothing is recorded.
+    pub fn choose(
+        &mut self,
+        search: Search,
+        last_resort: bool,
+    ) -> Result<(dispatch::Attempt, Place), (Search, Choice)> {
+        let now = Time::wall_clock();
+        let draw = draw();
+        let (chosen, revision) = self.gateway.ledger.decide(now, |state| {
+            let ask = Ask {
+                pool: &self.pool,
+                model: &self.context.model,
+                endpoint: self.context.endpoint,
+                sticky: self.context.sticky.as_ref(),
+                exhausted: search.exhausted(),
+                has_credential: &|place| self.serving.has_credential(place),
+                last_resort,
+                catalogue: self.serving.catalogue.revision,
+            };
+            let choice = select::look(&ask, &Moment { state, now, draw });
+            let Some((index, reason)) = select::decide(&choice) else { return (Err(choice), Vec::new()) };
+            let candidate = &choice.candidates[index];
+            let place = self.pool.places.iter().find(|place| place.member.id == candidate.member).cloned();
+            let place = place.expect("every candidate was made from a place of this pool");
+            let base = base_of(&choice.affinity);
+            let claim = self.claims(&choice);
+            let selection = Selection { claim, ..self.selection(&place, reason, Some(choice)) };
+            (Ok((place, base, claim)), vec![Event::Selection(Box::new(selection))])
+        });
+        let (place, base, claim) = match chosen {
+            Ok(chosen) => chosen,
+            Err(choice) => return Err((search, choice)),
+        };
+        self.base = if claim { revision } else { base.or(self.base.take()) };
+        self.opened(place.clone());
+        Ok((search.take(place.deployment.clone()), place))
+    }
+
+    /// Records that the same deployment is sent to again.
+    pub fn again(&mut self, place: Place) {
+        let selection = self.selection(&place, Reason::Same, None);
+        self.gateway.ledger.record(Time::wall_clock(), vec![Event::Selection(Box::new(selection))]);
+        self.opened(place);
+    }
+
+    /// Notes the first meaningful frame of the open send.
+    pub fn first_token(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.first_token_ms.get_or_insert(millis(open.sent));
+        }
+    }
+
+    /// Records that the open send failed.
+    pub fn failed(&mut self, verdict: &Verdict, learnt: Learnt) {
+        if let Some(attempt) = self.close(verdict, learnt) {
+            self.gateway.ledger.record(Time::wall_clock(), vec![attempt]);
+        }
+    }
+
+    /// Records a complete answer: the attempt, the affinity it commits, and the end of the request.
+    pub fn succeeded(&mut self, class: Class, learnt: Learnt, status: u16) {
+        let place = self.place().cloned();
+        let effect = if self.is_auxiliary() { Effect::None } else { Effect::Recover };
+        let verdict = Verdict::ended(class, effect);
+        let mut events: Vec<Event> = self.close(&verdict, learnt).into_iter().collect();
+        events.extend(place.as_ref().and_then(|place| self.preference(place)));
+        self.land(events, Landing { outcome: Outcome::Success, status: Some(status), code: None });
+    }
+
+    /// Records that the open send broke off, or its client left, after its answer had begun.
+    pub fn broke_off(&mut self, verdict: &Verdict, learnt: Learnt, landing: Landing) {
+        let events = self.close(verdict, learnt).into_iter().collect();
+        self.land(events, landing);
+    }
+
+    /// Records the end of a request whose sends have all ended.
+    pub fn ended(&mut self, landing: Landing) {
+        self.land(Vec::new(), landing);
+    }
+
+    fn land(&mut self, mut events: Vec<Event>, landing: Landing) {
+        if std::mem::replace(&mut self.landed, true) {
+            return;
+        }
+        let latency_ms = millis(self.begun);
+        let context = (self.sends == 0).then(|| self.context.clone());
+        events.push(Event::Request(Box::new(Request {
+            request: self.request.clone(),
+            outcome: landing.outcome,
+            class: self.last_class,
+            code: landing.code.map(str::to_owned),
+            status: landing.status,
+            attempts: self.sends,
+            fallback: false,
+            latency_ms,
+            context,
+        })));
+        self.gateway.ledger.record(Time::wall_clock(), events);
+        self.gateway.metrics.request(self.context.endpoint, landing.outcome, latency_ms);
+    }
+
+    /// S3.11: the first request of a key without a live record claims it. Auxiliary calls bind nothing.
+    fn claims(&self, choice: &Choice) -> bool {
+        self.sends == 0 && choice.affinity == Affinity::Absent && !self.is_auxiliary()
+    }
+
+    /// Counting tokens follows its session's deployment, but says nothing about health and binds nothing (PITFALLS H13).
+    fn is_auxiliary(&self) -> bool {
+        self.context.endpoint == Endpoint::CountTokens
+    }
+
+    fn opened(&mut self, place: Place) {
+        self.sends += 1;
+        self.open = Some(Open { place, sent: Instant::now(), first_token_ms: None });
+    }
+
+    fn selection(&self, place: &Place, reason: Reason, choice: Option<Choice>) -> Selection {
+        let first = self.sends == 0;
+        let further = !first && reason == Reason::Draw;
+        Selection {
+            request: self.request.clone(),
+            attempt: self.sends + 1,
+            member: place.member.id.clone(),
+            deployment: place.deployment.clone(),
+            incarnation: place.incarnation,
+            upstream_model: place.upstream_model.clone(),
+            reason: if further { Reason::Next } else { reason },
+            claim: false,
+            choice,
+            context: first.then(|| self.context.clone()),
+        }
+    }
+
+    fn close(&mut self, verdict: &Verdict, learnt: Learnt) -> Option<Event> {
+        let open = self.open.take()?;
+        self.last_class = Some(verdict.class);
+        self.gateway.metrics.attempt(&open.place.channel.id, verdict.class);
+        let protected = self.serving.config.health.enabled && !self.is_auxiliary();
+        let thresholds = self.serving.thresholds(&self.pool.group);
+        Some(Event::Attempt(Box::new(Attempt {
+            request: self.request.clone(),
+            attempt: self.sends,
+            member: open.place.member.id.clone(),
+            deployment: open.place.deployment.clone(),
+            incarnation: open.place.incarnation,
+            model: self.context.model.clone(),
+            class: verdict.class,
+            status: learnt.status,
+            latency_ms: millis(open.sent),
+            first_token_ms: open.first_token_ms,
+            usage: learnt.usage,
+            cost_nano: None,
+            retry_after_ms: verdict.retry_after_ms,
+            served_model: learnt.served_model,
+            effect: if protected { verdict.effect } else { Effect::None },
+            thresholds,
+            sticky: self.sticky_key().cloned(),
+        })))
+    }
+
+    /// S1.9, S3.13: what a success commits.
+    fn preference(&self, place: &Place) -> Option<Event> {
+        let sticky = self.context.sticky.as_ref().filter(|_| !self.is_auxiliary())?;
+        Some(Event::Preference(Box::new(Preference {
+            request: self.request.clone(),
+            key: sticky.key.clone(),
+            member: place.member.id.clone(),
+            deployment: place.deployment.clone(),
+            incarnation: place.incarnation,
+            model: place.upstream_model.clone(),
+            pool: self.context.group.clone(),
+            path: Vec::<ModelName>::new(),
+            base: self.base.clone(),
+            ttl_ms: self.serving.sticky_ttl_ms(&self.pool.group, sticky.by),
+        })))
+    }
+
+    fn sticky_key(&self) -> Option<&AffinityKey> {
+        self.context.sticky.as_ref().map(|sticky| &sticky.key)
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.gateway.metrics.in_flight.dec();
+        if self.landed {
+            return;
+        }
+        let verdict = Verdict::ended(Class::Cancelled, Effect::None);
+        let landing = Landing { outcome: Outcome::Cancelled, status: None, code: None };
+        self.broke_off(&verdict, Learnt::default(), landing);
+    }
+}
+
+fn base_of(affinity: &Affinity) -> Option<Revision> {
+    match affinity {
+        Affinity::Hit(read) | Affinity::Skipped(read) => Some(read.revision.clone()),
+        Affinity::None | Affinity::Absent => None,
+    }
+}
+
+fn draw() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().1 & ((1 << select::DRAW_BITS) - 1)
+}
+
+/// Milliseconds since `then`.
+fn millis(then: Instant) -> u64 {
+    u64::try_from(then.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,103 @@
+//! The ledger: one short lock round the spool and the routing state, so that a decision, its record and its effect
+//! are one step.
+//!
+//! Facts are applied to the state in the order in which they are numbered, which is the order they will have in the
+//! log. The state of a running gateway is therefore the fold of its log plus its own facts on the way there. Under the
+//! lock happen: a selection (some microseconds), the numbering, and one `write()` to the page cache.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use waybill_events::spool::Spool;
+use waybill_routing::state::State;
+use waybill_schema::event::{Event, Fact};
+use waybill_schema::frame::Body;
+use waybill_schema::id::{Revision, WriterId};
+use waybill_schema::time::Time;
+
+/// The gateway's facts and what follows from them.
+#[derive(Debug)]
+pub struct Ledger {
+    writer: WriterId,
+    epoch: u64,
+    book: Mutex<Book>,
+    lost: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Book {
+    spool: Spool,
+    state: State,
+}
+
+/// Where a writer stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The last fact that was recorded.
+    pub last: Revision,
+    /// Facts that could not be recorded since the start.
+    pub lost: u64,
+    /// The digest of the routing state.
+    pub digest: String,
+}
+
+impl Ledger {
+    /// Takes over a spool in which `epoch` has begun, and the state that the log folds to.
+    pub fn new(writer: WriterId, epoch: u64, spool: Spool, state: State) -> Self {
+        Self { writer, epoch, book: Mutex::new(Book { spool, state }), lost: AtomicU64::new(0) }
+    }
+
+    /// Lets `make` look at the state and say what happened; records it, applies it, and returns what `make` returned
+    /// with the revision of the first fact (`None` where nothing was, or could be, recorded).
+    pub fn decide<T>(&self, now: Time, make: impl FnOnce(&State) -> (T, Vec<Event>)) -> (T, Option<Revision>) {
+        let mut book = self.lock();
+        let (made, events) = make(&book.state);
+        let bodies: Vec<Body> = events.iter().map(Body::of).collect();
+        let first = self.write(&mut book, now, events, &bodies);
+        (made, first)
+    }
+
+    /// Records what happened and applies it; the encoding is done before the lock is taken.
+    pub fn record(&self, now: Time, events: Vec<Event>) -> Option<Revision> {
+        let bodies: Vec<Body> = events.iter().map(Body::of).collect();
+        self.write(&mut self.lock(), now, events, &bodies)
+    }
+
+    /// Looks at the state without recording anything.
+    pub fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
+        at(&self.lock().state)
+    }
+
+    /// Where the writer stands now.
+    pub fn standing(&self) -> Standing {
+        let book = self.lock();
+        let last = Revision { writer: self.writer.clone(), epoch: self.epoch, number: book.spool.last_number() };
+        Standing { last, lost: self.lost.load(Ordering::Relaxed), digest: book.state.digest() }
+    }
+
+    fn write(&self, book: &mut Book, now: Time, events: Vec<Event>, bodies: &[Body]) -> Option<Revision> {
+        if events.is_empty() {
+            return None;
+        }
+        let numbers = match book.spool.append(bodies, now) {
+            Ok(numbers) => numbers,
+            Err(error) => {
+                let lost = self.lost.fetch_add(events.len() as u64, Ordering::Relaxed);
+                if lost == 0 {
+                    tracing::error!(%error, "the spool takes no facts; they will be declared as dropped");
+                }
+                return None;
+            }
+        };
+        let first = *numbers.start();
+        for (number, event) in numbers.zip(events) {
+            let revision = Revision { writer: self.writer.clone(), epoch: self.epoch, number };
+            book.state.apply(&Fact { revision, at: now, event });
+        }
+        Some(Revision { writer: self.writer.clone(), epoch: self.epoch, number: first })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,257 @@
+//! The relay: a stream on its way from an upstream to a client, event by event, byte for byte.
+//!
+//! A [`Feed`] reads an upstream's event stream and says what each event means. Before the first meaningful frame the
+//! proxy reads it and may still fail over; from then on a [`Relay`], the reply's body, reads the same feed. It is
+//! polled by the connection, so a client that leaves drops it, and with it the upstream call.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+use waybill_routing::classify::{self, Transport, UpstreamError, Verdict};
+use waybill_routing::dispatch::Committed;
+use waybill_routing::observe::{Frame, Observer, Terminal};
+use waybill_routing::sse::{self, Decoder};
+use waybill_schema::event::{Class, Effect, Endpoint, Outcome, Tokens};
+use waybill_schema::time::Time;
+
+use crate::flight::{Flight, Landing, Learnt};
+
+/// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
+const CHARS_PER_TOKEN: u64 = 4;
+
+/// An upstream's event stream, read and understood.
+#[derive(Debug)]
+pub struct Feed {
+    endpoint: Endpoint,
+    body: Incoming,
+    decoder: Option<Decoder>,
+    observer: Observer,
+    /// Keeps the usage chunk, which only Waybill asked for, from the client.
+    hides_usage: bool,
+}
+
+/// An event of a feed and what it means.
+#[derive(Debug)]
+pub struct Passed {
+    /// Its bytes for the client; empty where it is kept back.
+    pub bytes: Bytes,
+    /// What it means.
+    pub frame: Frame,
+}
+
+/// How a feed ended without saying that it was complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut;
+
+impl Feed {
+    /// Reads `body`, which speaks the dialect of `endpoint`.
+    pub fn new(endpoint: Endpoint, body: Incoming, hides_usage: bool) -> Self {
+        Self { endpoint, body, decoder: Some(Decoder::default()), observer: Observer::new(endpoint), hides_usage }
+    }
+
+    /// The next event; `Ok(None)` at the end of the stream, `Err` where the connection broke.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Passed>, Cut>> {
+        loop {
+            let Some(decoder) = &mut self.decoder else { return Poll::Ready(Ok(None)) };
+            match decoder.next() {
+                Some(Ok(event)) => return Poll::Ready(Ok(Some(self.understand(event)))),
+                Some(Err(_)) => return Poll::Ready(Err(Cut)),
+                None => {}
+            }
+            match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    if let Ok(chunk) = frame.into_data() {
+                        decoder.push(chunk);
+                    }
+                }
+                Some(Err(_)) => return Poll::Ready(Err(Cut)),
+                None => {
+                    let tail = self.decoder.take().and_then(Decoder::finish);
+                    return Poll::Ready(Ok(tail.map(|event| self.understand(event))));
+                }
+            }
+        }
+    }
+
+    /// The next event, awaited.
+    pub async fn next(&mut self) -> Result<Option<Passed>, Cut> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// How the answer has ended if the stream closes here; `None` where that would be a cut.
+    pub fn at_eof(&self) -> Option<Terminal> {
+        self.observer.at_eof()
+    }
+
+    /// Whether an answer that ended without an error held nothing at all.
+    pub fn is_empty(&self) -> bool {
+        self.observer.is_empty()
+    }
+
+    /// What was learnt so far; a count that nobody reported is estimated from the output.
+    pub fn learnt(&self) -> Learnt {
+        let mut usage = self.observer.usage();
+        if usage.output.is_unknown() && self.observer.output_chars() > 0 {
+            usage.output = Tokens::Estimated(self.observer.output_chars().div_ceil(CHARS_PER_TOKEN));
+        }
+        let served_model = self.observer.served_model().map(|model| model.as_str().to_owned());
+        Learnt { status: Some(200), usage, served_model }
+    }
+
+    fn understand(&mut self, event: sse::Event) -> Passed {
+        let frame = match event.data() {
+            Some(data) => self.observer.event(event.name(), data),
+            None => Frame::Lifecycle,
+        };
+        let hidden = self.hides_usage && matches!(frame, Frame::UsageOnly);
+        let bytes = if hidden { Bytes::new() } else { event.into_raw() };
+        Passed { bytes, frame }
+    }
+}
+
+/// The body of a streamed reply.
+#[derive(Debug)]
+pub struct Relay {
+    feed: Feed,
+    flight: Flight,
+    /// What has been read and not yet handed on.
+    ready: VecDeque<Bytes>,
+    idle: Pin<Box<Sleep>>,
+    idle_limit: Duration,
+    last_read: Instant,
+    ended: bool,
+}
+
+impl Relay {
+    /// Takes over a feed whose first meaningful frame, and all before it, wait in `ready`.
+    pub fn new(
+        feed: Feed,
+        flight: Flight,
+        _committed: Committed,
+        ready: VecDeque<Bytes>,
+        idle_limit: Duration,
+    ) -> Self {
+        let idle = Box::pin(tokio::time::sleep(idle_limit));
+        Self { feed, flight, ready, idle, idle_limit, last_read: Instant::now(), ended: false }
+    }
+
+    /// Whether nothing more comes.
+    pub fn is_ended(&self) -> bool {
+        self.ended && self.ready.is_empty()
+    }
+
+    /// The next bytes for the client; `None` at the end.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            match self.ready.pop_front() {
+                Some(bytes) if bytes.is_empty() => continue,
+                Some(bytes) => return Poll::Ready(Some(bytes)),
+                None if self.ended => return Poll::Ready(None),
+                None => {}
+            }
+            match self.feed.poll_next(cx) {
+                Poll::Ready(read) => self.take(read),
+                Poll::Pending => std::task::ready!(self.poll_idle(cx)),
+            }
+        }
+    }
+
+    fn take(&mut self, read: Result<Option<Passed>, Cut>) {
+        self.last_read = Instant::now();
+        match read {
+            Ok(Some(Passed { bytes, frame })) => match frame {
+                Frame::Lifecycle | Frame::Meaningful | Frame::UsageOnly => self.ready.push_back(bytes),
+                Frame::Terminal(terminal) => match class_of(terminal) {
+                    Some(class) => {
+                        self.complete(class);
+                        self.ready.push_back(bytes);
+                    }
+                    None => self.break_off(Transport::Cut),
+                },
+                Frame::Error(error) => self.fail(&error, bytes),
+            },
+            Ok(None) => match self.feed.at_eof().and_then(class_of) {
+                Some(class) => self.complete(class),
+                None => self.break_off(Transport::Cut),
+            },
+            Err(Cut) => self.break_off(Transport::Cut),
+        }
+    }
+
+    /// Ends as a success. The facts are in the spool before the terminal bytes go out (DESIGN.md, section 4, step 8).
+    pub fn complete(&mut self, class: Class) {
+        self.flight.succeeded(class, self.feed.learnt(), 200);
+        self.ended = true;
+    }
+
+    /// The upstream itself reports an error in mid-stream: its own words go on to the client.
+    fn fail(&mut self, error: &UpstreamError, bytes: Bytes) {
+        let verdict = classify::upstream_error(self.feed.endpoint, error, Time::wall_clock());
+        self.land(&verdict);
+        self.end_with(bytes);
+    }
+
+    /// The stream was cut or fell silent: the client is told so in its protocol, never shown a clean end.
+    fn break_off(&mut self, how: Transport) {
+        self.land(&classify::transport(how));
+        let message = "the upstream's stream was interrupted";
+        let bytes = self.feed.observer.broken_stream_event(message);
+        self.end_with(bytes.into());
+    }
+
+    fn land(&mut self, verdict: &Verdict) {
+        let landing = Landing { outcome: Outcome::Interrupted, status: Some(200), code: None };
+        self.flight.broke_off(verdict, self.feed.learnt(), landing);
+    }
+
+    fn end_with(&mut self, bytes: Bytes) {
+        self.ended = true;
+        self.ready.push_back(bytes);
+    }
+
+    /// Waits until the feed has been silent for too long; an event since then moves the alarm.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            std::task::ready!(self.idle.as_mut().poll(cx));
+            let alarm = self.last_read + self.idle_limit;
+            if alarm <= Instant::now() {
+                self.break_off(Transport::IdleTimeout);
+                return Poll::Ready(());
+            }
+            self.idle.as_mut().reset(alarm);
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        if let Some(class) = self.feed.at_eof().and_then(class_of) {
+            // The client left between the last content and the protocol's last word: it has the whole answer.
+            self.flight.succeeded(class, self.feed.learnt(), 200);
+            return;
+        }
+        let verdict = Verdict::ended(Class::Cancelled, Effect::None);
+        let landing = Landing { outcome: Outcome::Cancelled, status: Some(200), code: None };
+        self.flight.broke_off(&verdict, self.feed.learnt(), landing);
+    }
+}
+
+/// How an answer that came to its end is recorded; `None` for an end that is a cut in disguise.
+pub fn class_of(terminal: Terminal) -> Option<Class> {
+    match terminal {
+        Terminal::Complete | Terminal::Pending => Some(Class::Success),
+        Terminal::Incomplete => Some(Class::Incomplete),
+        Terminal::Refused => Some(Class::ContentPolicy),
+        Terminal::Unfinished => None,
+    }
+}

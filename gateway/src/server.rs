@@ -1,0 +1,175 @@
+//! The door: accepts connections and leads each request to its handler.
+//!
+//! The accept loop is our own: `axum::serve` sets neither TCP_NODELAY (44 ms on a 200-chunk stream) nor a header timer
+//! (DEPENDENCIES.md, section 1).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::routing::{any, get, post};
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE,
+};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use waybill_schema::event::Endpoint;
+
+use crate::answer::{Body, full};
+use crate::models;
+use crate::proxy::{self, Gateway};
+use crate::refusal::Refusal;
+
+/// How long a client may take to send its request head, in seconds.
+const HEAD_SECONDS: u64 = 30;
+/// How long open requests get to end at shutdown, in seconds.
+pub const DRAIN_SECONDS: u64 = 30;
+
+/// What `/readyz` says.
+#[derive(Clone, Debug)]
+pub struct Readiness {
+    /// Whether requests should be sent here.
+    pub ready: bool,
+    /// The parts and how they stand.
+    pub detail: serde_json::Value,
+}
+
+/// Everything the door leads to.
+#[derive(Clone)]
+pub struct House {
+    /// The data plane.
+    pub gateway: Arc<Gateway>,
+    /// Tells how ready the house is; called at each `/readyz`.
+    pub readiness: Arc<dyn Fn() -> Readiness + Send + Sync>,
+}
+
+/// Serves `listener` until `stop` is ready, then lets open requests end within [`DRAIN_SECONDS`].
+pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output = ()>) {
+    let service = TowerToHyperService::new(router(house));
+    let graceful = GracefulShutdown::new();
+    let mut connections = JoinSet::new();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let connection = connection(stream, service.clone());
+                    connections.spawn(graceful.watch(connection));
+                }
+                Err(error) => refuse_for_now(&error).await,
+            },
+            Some(_) = connections.join_next() => {}
+            () = &mut stop => break,
+        }
+    }
+    drop(listener);
+    let drained = tokio::time::timeout(Duration::from_secs(DRAIN_SECONDS), graceful.shutdown()).await;
+    if drained.is_err() {
+        tracing::warn!("open requests were cut off at shutdown");
+    }
+}
+
+/// Out of file descriptors, for example: the connection waits in the kernel's queue while others end.
+async fn refuse_for_now(error: &std::io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+fn connection(
+    stream: TcpStream,
+    service: TowerToHyperService<Router>,
+) -> http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>> {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY could not be set");
+    }
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(HEAD_SECONDS))
+        .serve_connection(TokioIo::new(stream), service)
+}
+
+fn router(house: House) -> Router {
+    let dialect = |endpoint: Endpoint| {
+        let handle = move |State(house): State<House>, request: Request| async move {
+            proxy::handle(house.gateway, endpoint, request).await.map(axum::body::Body::new)
+        };
+        post(handle).options(preflight)
+    };
+    Router::new()
+        .route("/v1/chat/completions", dialect(Endpoint::Chat))
+        .route("/v1/responses", dialect(Endpoint::Responses).get(no_websocket))
+        .route("/v1/messages", dialect(Endpoint::Messages))
+        .route("/v1/messages/count_tokens", dialect(Endpoint::CountTokens))
+        .route("/v1/embeddings", dialect(Endpoint::Embeddings))
+        .route("/v1/models", get(list_models).options(preflight))
+        .route("/v1/models/{*model}", get(one_model).options(preflight))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/", any(|| async { "waybill\n" }))
+        .fallback(nothing_here)
+        .with_state(house)
+}
+
+/// CORS: keys travel in headers the page sets itself, so any origin may ask.
+async fn preflight() -> Response<axum::body::Body> {
+    let mut response = Response::new(axum::body::Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, authorization"));
+    response
+}
+
+async fn list_models(State(house): State<House>, headers: HeaderMap) -> Response<axum::body::Body> {
+    answer(&headers, models::answer(&house.gateway.serving.load(), &headers, None))
+}
+
+async fn one_model(
+    State(house): State<House>,
+    Path(model): Path<String>,
+    headers: HeaderMap,
+) -> Response<axum::body::Body> {
+    answer(&headers, models::answer(&house.gateway.serving.load(), &headers, Some(&model)))
+}
+
+/// Codex tries a WebSocket first; 426 sends it to POST within 75 ms (CLIENTS.md, rule 11).
+async fn no_websocket(headers: HeaderMap) -> Response<axum::body::Body> {
+    answer(&headers, Err(Refusal::UpgradeRequired))
+}
+
+async fn nothing_here(headers: HeaderMap, uri: Uri) -> Response<axum::body::Body> {
+    answer(&headers, Err(Refusal::NotFound(uri.path().to_owned())))
+}
+
+async fn readyz(State(house): State<House>) -> Response<axum::body::Body> {
+    let Readiness { ready, detail } = (house.readiness)();
+    let mut response = Response::new(full(json!({"ready": ready, "detail": detail}).to_string()));
+    *response.status_mut() = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.map(axum::body::Body::new)
+}
+
+async fn metrics(State(house): State<House>) -> Response<axum::body::Body> {
+    let mut response = Response::new(full(house.gateway.metrics.text()));
+    let openmetrics = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, openmetrics);
+    response.map(axum::body::Body::new)
+}
+
+fn answer(headers: &HeaderMap, answer: Result<Response<Body>, Refusal>) -> Response<axum::body::Body> {
+    let answer = answer.unwrap_or_else(|refusal| {
+        let id = uuid::Uuid::now_v7().to_string();
+        refusal.answer(models::dialect(headers), &id)
+    });
+    answer.map(axum::body::Body::new)
+}

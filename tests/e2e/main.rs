@@ -1,0 +1,6 @@
+//! Worlds: the real binary, real sockets, scripted upstreams. Expected values come from the upstreams' own call logs.
+
+mod client;
+mod world;
+
+mod basics;

@@ -1,0 +1,171 @@
+//! A world: one `waybill up` with a configuration of the test's own, over scripted upstreams, in a temporary folder.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use waybill_simulator::{Running, Settings, Simulator};
+
+use crate::client::Client;
+
+/// The secret of the one key of every world.
+pub(crate) const KEY: &str = "sk-world";
+
+/// A running gateway and its upstreams.
+pub(crate) struct World {
+    pub(crate) folder: TempDir,
+    pub(crate) upstreams: Vec<Running>,
+    config: PathBuf,
+    gateway: Option<Process>,
+}
+
+struct Process {
+    child: Child,
+    addr: SocketAddr,
+}
+
+/// What a world is made of.
+pub(crate) struct Plan {
+    /// The upstreams, each a channel of the same name.
+    pub(crate) upstreams: Vec<Settings>,
+    /// The configuration's text before `catalogue:`.
+    pub(crate) settings: String,
+    /// What a member says beside its channel and group, by upstream.
+    pub(crate) members: Vec<String>,
+    /// Further lines of the group.
+    pub(crate) group: String,
+}
+
+impl Plan {
+    /// Upstreams with equal weights and quick retries.
+    pub(crate) fn of(names: &[&str]) -> Self {
+        Self {
+            upstreams: names.iter().map(|name| Settings::named(name)).collect(),
+            settings: "retry: { backoff_ms: 1 }\n".to_owned(),
+            members: names.iter().map(|_| "priority: 10".to_owned()).collect(),
+            group: String::new(),
+        }
+    }
+
+    /// The same with other settings.
+    pub(crate) fn settings(self, settings: &str) -> Self {
+        Self { settings: settings.to_owned(), ..self }
+    }
+
+    fn yaml(&self, upstreams: &[Running]) -> String {
+        let mut channels = String::new();
+        let mut members = String::new();
+        for ((settings, running), member) in self.upstreams.iter().zip(upstreams).zip(&self.members) {
+            let name = &settings.name;
+            channels.push_str(&format!(
+                "    - {{ id: {name}, base_url: 'http://{}/v1', dialects: [chat, responses, messages, embeddings], \
+                 api_keys: ['env:UPSTREAM_KEY'], models: [gpt] }}\n",
+                running.addr
+            ));
+            members.push_str(&format!("        - {{ channel: {name}, group: main, {member} }}\n"));
+        }
+        format!(
+            "{}\ncatalogue:\n  channels:\n{channels}  groups:\n    - {{ id: main, {} }}\n  routes:\n    - model: gpt\n      \
+             members:\n{members}  keys:\n    - {{ id: tester, key: 'env:TESTER_KEY', group: main, expose_route: true }}\n    \
+             - {{ id: other, key: 'env:OTHER_KEY', group: main, expose_route: true }}\n",
+            self.settings, self.group
+        )
+    }
+}
+
+impl World {
+    /// Starts the upstreams, writes the configuration and starts the gateway.
+    pub(crate) async fn start(plan: Plan) -> Self {
+        let mut upstreams = Vec::new();
+        for settings in &plan.upstreams {
+            upstreams.push(Simulator::start(settings.clone()).await.expect("an upstream starts"));
+        }
+        let folder = TempDir::new().expect("a temporary folder can be made");
+        let config = folder.path().join("waybill.yaml");
+        std::fs::write(&config, plan.yaml(&upstreams)).expect("the configuration can be written");
+        let mut world = Self { folder, upstreams, config, gateway: None };
+        world.restart().await;
+        world
+    }
+
+    /// Starts the gateway, again after a kill.
+    pub(crate) async fn restart(&mut self) {
+        let mut child = Command::new(binary())
+            .args(["up", "--listen", "127.0.0.1:0", "--config"])
+            .arg(&self.config)
+            .arg("--data")
+            .arg(self.data())
+            .envs([("TESTER_KEY", KEY), ("OTHER_KEY", "sk-other"), ("UPSTREAM_KEY", "sk-upstream")])
+            .env("RUST_LOG", "warn")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the gateway starts");
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let mut lines = BufReader::new(stdout).lines();
+        let addr = loop {
+            let line = lines.next_line().await.expect("the gateway's output can be read");
+            let line = line.expect("the gateway says where it listens before it ends");
+            if let Some(addr) = line.strip_prefix("waybill is up at http://") {
+                break addr.parse().expect("the gateway names its address");
+            }
+        };
+        self.gateway = Some(Process { child, addr });
+    }
+
+    /// Kills the gateway where it stands.
+    pub(crate) async fn kill(&mut self) {
+        let mut process = self.gateway.take().expect("the gateway runs");
+        process.child.kill().await.expect("the gateway can be killed");
+    }
+
+    /// Ends the gateway as an operator would, so that all its facts are in the log.
+    pub(crate) async fn stop(&mut self) {
+        let mut process = self.gateway.take().expect("the gateway runs");
+        let pid = process.child.id().expect("the gateway runs").to_string();
+        let asked = Command::new("kill").args(["-TERM", &pid]).status().await.expect("kill runs");
+        assert!(asked.success());
+        let ended = process.child.wait().await.expect("the gateway ends");
+        assert!(ended.success(), "the gateway ended with {ended}");
+    }
+
+    /// A client with the world's key.
+    pub(crate) fn client(&self) -> Client {
+        self.client_with(KEY)
+    }
+
+    /// A client with another key.
+    pub(crate) fn client_with(&self, key: &str) -> Client {
+        Client::new(self.gateway.as_ref().expect("the gateway runs").addr, key)
+    }
+
+    /// The gateway's data folder.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// The log.
+    pub(crate) fn database(&self) -> rusqlite::Connection {
+        let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+        rusqlite::Connection::open_with_flags(self.data().join("waybill.db"), flags).expect("the log can be opened")
+    }
+
+    /// Runs a reading command of the binary on the world's data and gives its standard output.
+    pub(crate) async fn command(&self, args: &[&str]) -> String {
+        let output =
+            Command::new(binary()).args(args).arg("--data").arg(self.data()).output().await.expect("the command runs");
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("the output is text")
+    }
+}
+
+/// The binary under test: built by `make test` beside the test binaries.
+pub(crate) fn binary() -> PathBuf {
+    let tests = std::env::current_exe().expect("a test knows its own file");
+    let binary = tests.parent().and_then(Path::parent).expect("tests lie in deps/").join("waybill");
+    assert!(binary.exists(), "{} is missing: run `make test`, or `cargo build -p waybill` first", binary.display());
+    binary
+}
