@@ -16,6 +16,10 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+/// A request makes some hundred small allocations on two threads; mimalloc halves what they cost (`make bench`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// An LLM gateway whose every routing decision and outcome is a fact on an append-only log.
 #[derive(Parser)]
 #[command(name = "waybill", version, propagate_version = true)]

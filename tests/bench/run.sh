@@ -5,6 +5,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 traces=${1:-../shared/traces}
 part=${2:-all}
-release=${CARGO_TARGET_DIR:-target}/release
-cargo build --release --quiet -p waybill -p waybill-bench
-exec "$release/waybill-bench" "$part" --traces "$traces" --waybill "$release/waybill"
+dist=${CARGO_TARGET_DIR:-target}/dist
+cargo build --profile dist --quiet -p waybill -p waybill-bench
+exec "$dist/waybill-bench" "$part" --traces "$traces" --waybill "$dist/waybill"
