@@ -12,6 +12,7 @@ up:
 	target/release/waybill up
 
 # Installs what the tests need and runs them all.
+test: export PATH := $(CURDIR)/tests/.installed/bin:$(PATH)
 test:
 	bash tests/install.sh
 	$(CARGO) build --workspace --all-targets
