@@ -8,3 +8,4 @@ mod world;
 mod basics;
 mod clients;
 mod codex;
+mod readme;
