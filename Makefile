@@ -8,8 +8,7 @@ TRACES ?= ../shared/traces
 
 # Builds and starts Waybill with everything embedded and a demo catalogue on two simulated providers.
 up:
-	$(CARGO) build --release -p waybill
-	target/release/waybill up
+	$(CARGO) run --release -p waybill -- up
 
 # Installs what the tests need and runs them all.
 test: export PATH := $(CURDIR)/tests/.installed/bin:$(PATH)
