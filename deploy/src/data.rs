@@ -5,7 +5,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use waybill_events::sqlite::SqliteLog;
 use waybill_schema::secret::SecretRef;
 
 /// The log and its projections, one SQLite file.
@@ -39,4 +40,13 @@ pub(crate) fn resolve(reference: &SecretRef) -> Result<String, String> {
     };
     let secret = found.trim();
     if secret.is_empty() { Err("it is empty".to_owned()) } else { Ok(secret.to_owned()) }
+}
+
+/// Opens the log beside its writer, for reading.
+pub(crate) fn open_log(data: &Path) -> anyhow::Result<SqliteLog> {
+    let path = log_file(data);
+    if !path.exists() {
+        bail!("{} holds no log: `waybill up` makes one there, --data names another folder", data.display());
+    }
+    Ok(SqliteLog::open_read_only(&path)?)
 }

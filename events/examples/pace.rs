@@ -62,7 +62,6 @@ fn measure(work: impl FnOnce()) -> Duration {
     begun.elapsed()
 }
 
-#[expect(clippy::print_stdout, reason = "this program reports")]
 fn report(what: &str, took: Duration) {
     let (record, facts) = (took / RECORDS, 3.0 * f64::from(RECORDS) / took.as_secs_f64());
     println!("{what}: {record:?} per record of 3 facts, {facts:.0} facts/s");

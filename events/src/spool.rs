@@ -169,10 +169,9 @@ impl Spool {
         let mut state = State::default();
         let mut recovered = Recovered { last: None, facts: 0, bytes: 0, torn_bytes: 0 };
         let names = segment_names(dir).map_err(SpoolError::io(dir))?;
-        for (place, name) in names.iter().enumerate() {
-            let last_segment = place + 1 == names.len();
-            let Some(segment) = recover(dir, *name, last_segment, &mut recovered)? else { continue };
-            state.segments.push_back(segment);
+        let newest = names.last().copied().unwrap_or_default();
+        for name in names {
+            state.segments.extend(recover(dir, name, newest, &mut recovered)?);
         }
         state.written = Count { facts: recovered.facts, bytes: recovered.bytes };
         let shared =
@@ -267,16 +266,16 @@ impl Spool {
         if current.bytes == 0 || current.bytes + bytes <= self.options.segment_bytes_max {
             return Ok(());
         }
-        // A torn end would look like damage once the segment is no longer the last.
-        if current.torn {
-            current.file.set_len(current.bytes)?;
-        }
         let (name, number) = (Name { epoch: current.name.epoch, first }, current.number);
         self.current = Some(self.create(name, number)?);
         Ok(())
     }
 
     fn create(&self, name: Name, number: u64) -> io::Result<Current> {
+        // A torn end would look like damage once its segment is no longer the newest.
+        if let Some(current) = self.current.as_ref().filter(|current| current.torn) {
+            current.file.set_len(current.bytes)?;
+        }
         let path = name.path(&self.shared.dir);
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
         self.shared.state().segments.push_back(Segment { name, bytes: 0 });
@@ -338,14 +337,14 @@ fn segment_names(dir: &Path) -> io::Result<Vec<Name>> {
     Ok(names)
 }
 
-/// Takes up one segment: cuts off a torn end where it is the last, and removes it where it holds nothing.
-fn recover(dir: &Path, name: Name, last: bool, found: &mut Recovered) -> Result<Option<Segment>, SpoolError> {
+/// Takes up one segment: cuts off a torn end where it is the newest, and removes it where it holds nothing.
+fn recover(dir: &Path, name: Name, newest: Name, found: &mut Recovered) -> Result<Option<Segment>, SpoolError> {
     let path = name.path(dir);
     let io_error = || SpoolError::io(&path);
     let scan = segment::scan(&path).map_err(io_error())?;
     match scan.rest {
         Rest::Nothing => {}
-        Rest::Torn(bytes) if last => {
+        Rest::Torn(bytes) if name == newest => {
             let file = OpenOptions::new().write(true).open(&path).map_err(io_error())?;
             file.set_len(scan.bytes).map_err(io_error())?;
             found.torn_bytes += bytes;

@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -234,21 +235,33 @@ fn acknowledged_segments_are_deleted_but_the_newest_tells_the_epoch() {
     let options = Options { segment_bytes_max: 1, ..Options::default() };
     let (mut spool, mut reader, _) = Spool::open(dir.path(), options).unwrap();
     spool.begin(1).unwrap();
-    for text in ["a", "b", "c"] {
+    for text in ["a", "b", "c", "d"] {
         append(&mut spool, &[text]);
     }
-    assert_eq!(segments(dir.path()).len(), 3);
+    assert_eq!(segments(dir.path()).len(), 4);
     assert_eq!(reader.next_batch(2, usize::MAX).unwrap(), Some(batch(1, 1, &["a", "b"])));
     reader.ack(Epoch { epoch: 1, last: 1 });
-    assert_eq!(segments(dir.path()).len(), 3, "a batch is acknowledged whole");
+    assert_eq!(segments(dir.path()).len(), 4, "a batch is acknowledged whole");
     reader.ack(Epoch { epoch: 1, last: 2 });
-    assert_eq!(segments(dir.path()).len(), 1);
+    assert_eq!(segments(dir.path()).len(), 2, "what was read ahead is not acknowledged");
     spool.begin(2).unwrap();
-    assert_eq!(reader.next_batch(2, usize::MAX).unwrap(), Some(batch(1, 3, &["c"])));
-    reader.ack(Epoch { epoch: 1, last: 3 });
+    assert_eq!(reader.next_batch(2, usize::MAX).unwrap(), Some(batch(1, 3, &["c", "d"])));
+    reader.ack(Epoch { epoch: 1, last: 4 });
     drop((spool, reader));
     let (.., recovered) = Spool::open(dir.path(), options).unwrap();
-    assert_eq!(recovered.last, Some(Epoch { epoch: 1, last: 3 }), "epoch 2 never had a fact");
+    assert_eq!(recovered.last, Some(Epoch { epoch: 1, last: 4 }), "epoch 2 never had a fact");
+}
+
+#[test]
+fn a_split_record_is_taken_up_again_where_the_log_has_its_beginning() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, mut reader, _) = open(dir.path());
+    spool.begin(1).unwrap();
+    append(&mut spool, &["a", "b", "c", "d", "e"]);
+    let beginning = reader.next_batch(3, usize::MAX).unwrap().unwrap();
+    reader.ack(beginning.last());
+    reader.resume_after(Some(beginning.last()));
+    assert_eq!(batches(&mut reader), [batch(1, 4, &["d", "e"])]);
 }
 
 #[test]
@@ -314,6 +327,33 @@ fn a_full_spool_takes_facts_again_when_the_log_has_caught_up_and_declares_the_ho
     let declared = DECLARED.replace("REASON", "spool is full").replace(r#""last":3"#, r#""last":4"#);
     let declared = declared.replace(r#""n":4"#, r#""n":5"#);
     assert_eq!(text(&batches(&mut reader)), declared + &line(6, "after"));
+}
+
+/// Runs itself again as a process that appends and says so, and kills it.
+#[test]
+fn what_an_append_has_returned_survives_a_sigkill() {
+    const DIR: &str = "SPOOL_UNTIL_KILLED";
+    if let Some(dir) = std::env::var_os(DIR) {
+        let (mut spool, ..) = open(Path::new(&dir));
+        spool.begin(1).unwrap();
+        loop {
+            println!("{}", append(&mut spool, &["one", "two", "three"]).1);
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let test = "spooling::what_an_append_has_returned_survives_a_sigkill";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(DIR, dir.path()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().filter_map(|line| line.unwrap().parse().ok());
+    let mut returned: u64 = said.find(|last| *last >= 1000).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    returned = said.last().unwrap_or(returned);
+    let (.., recovered) = open(dir.path());
+    let last = recovered.last.unwrap().last;
+    assert!(last >= returned && last % 3 == 0, "{last} found, {returned} returned");
+    assert_eq!(recovered.facts, last);
 }
 
 /// Runs itself again under a limit on the size of files: past it, the kernel writes what fits and fails the rest.

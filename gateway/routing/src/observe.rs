@@ -85,8 +85,10 @@ impl Observer {
 
     /// Reads one event by its name and its data, which is empty for an event without.
     pub fn event(&mut self, name: Option<&str>, data: &[u8]) -> Frame {
+        // Checked once here; a reader of bytes would check every text in them again.
+        let Ok(data) = std::str::from_utf8(data) else { return Frame::Lifecycle };
         let frame = match self.endpoint {
-            _ if data.trim_ascii() == b"[DONE]" => self.done(),
+            _ if data.trim_ascii() == "[DONE]" => self.done(),
             Endpoint::Chat => self.chat_chunk(data),
             Endpoint::Responses => self.responses_event(name, data),
             Endpoint::Messages => self.messages_event(name, data),

@@ -69,14 +69,14 @@ pub(super) fn worst(one: Option<Terminal>, other: Option<Terminal>) -> Option<Te
 }
 
 impl Observer {
-    pub(super) fn chat_chunk(&mut self, data: &[u8]) -> Frame {
-        let Ok(chunk) = serde_json::from_slice::<Chunk<'_>>(data) else { return Frame::Lifecycle };
+    pub(super) fn chat_chunk(&mut self, data: &str) -> Frame {
+        let Ok(chunk) = serde_json::from_str::<Chunk<'_>>(data) else { return Frame::Lifecycle };
         self.identify(chunk.id.get(), chunk.model.get());
         let usage = usage::openai(chunk.usage);
         self.usage = usage.unwrap_or(self.usage);
         let choices = chunk.choices.unwrap_or_default();
         if chunk.error.is_some() || choices.iter().any(Choice::failed) {
-            return Frame::Error(UpstreamError::read(data));
+            return Frame::Error(UpstreamError::read(data.as_bytes()));
         }
         if choices.is_empty() {
             return if usage.is_some() { Frame::UsageOnly } else { Frame::Lifecycle };

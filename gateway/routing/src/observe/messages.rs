@@ -59,8 +59,8 @@ pub(super) fn terminal(stop_reason: &str) -> Terminal {
 }
 
 impl Observer {
-    pub(super) fn messages_event(&mut self, name: Option<&str>, data: &[u8]) -> Frame {
-        let Ok(event) = serde_json::from_slice::<Event<'_>>(data) else { return Frame::Lifecycle };
+    pub(super) fn messages_event(&mut self, name: Option<&str>, data: &str) -> Frame {
+        let Ok(event) = serde_json::from_str::<Event<'_>>(data) else { return Frame::Lifecycle };
         let kind = event.kind.get().or(name).unwrap_or(if event.error.is_some() { "error" } else { "" });
         match kind {
             // Anything in a delta, or in a block from its beginning (a call's name, redacted thinking), is output.
@@ -78,7 +78,7 @@ impl Observer {
                 Frame::Lifecycle
             }
             "message_stop" => Frame::Terminal(self.finish.unwrap_or(Terminal::Unfinished)),
-            "error" => Frame::Error(UpstreamError::read(data)),
+            "error" => Frame::Error(UpstreamError::read(data.as_bytes())),
             _ => Frame::Lifecycle,
         }
     }

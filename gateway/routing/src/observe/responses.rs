@@ -70,8 +70,8 @@ struct Incomplete<'a> {
 }
 
 impl Observer {
-    pub(super) fn responses_event(&mut self, name: Option<&str>, data: &[u8]) -> Frame {
-        let Ok(event) = serde_json::from_slice::<Event<'_>>(data) else { return Frame::Lifecycle };
+    pub(super) fn responses_event(&mut self, name: Option<&str>, data: &str) -> Frame {
+        let Ok(event) = serde_json::from_str::<Event<'_>>(data) else { return Frame::Lifecycle };
         self.sequence_number = event.sequence_number.0.or(self.sequence_number);
         // Relays send Chat's error objects here too, without a type.
         let kind = event.kind.get().or(name).unwrap_or(if event.error.is_some() { "error" } else { "" });
@@ -91,9 +91,9 @@ impl Observer {
             }
             "response.failed" => {
                 self.snapshot(event.response);
-                Frame::Error(UpstreamError::read(data))
+                Frame::Error(UpstreamError::read(data.as_bytes()))
             }
-            "error" => Frame::Error(UpstreamError::read(data)),
+            "error" => Frame::Error(UpstreamError::read(data.as_bytes())),
             // An item may come whole, without deltas: encrypted reasoning, a call.
             "response.output_item.done" if self.meaningful || part::<Chars>(event.item).0 > 0 => Frame::Meaningful,
             "response.image_generation_call.partial_image" => Frame::Meaningful,

@@ -402,3 +402,28 @@ fn a_200_that_is_no_answer_is_a_fault() {
     let failed = r#"{"object":"response","status":"failed","error":{"code":"server_error","message":"m"},"output":[]}"#;
     check_json(Endpoint::Responses, failed, "error server_error m");
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config { failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn nothing_that_an_upstream_sends_makes_a_reader_panic(
+        parts in proptest::collection::vec(
+            proptest::sample::select(vec![
+                "{", "}", "[", "]", ",", ":", "\"", "\\", "null", "1", "-1e9", "\"error\":", "\"message\":", "\"choices\":",
+                "\"delta\":", "\"content\":", "\"usage\":", "\"prompt_tokens\":", "\"type\":", "\"message_start\"", "\"é\"",
+                "\"code\":", "\"metadata\":{\"raw\":", "try again in ", "1m2.5s", "retry after ", "<html>", "[DONE]",
+            ]),
+            0..24,
+        ),
+    ) {
+        let text = parts.concat();
+        for endpoint in [Endpoint::Chat, Endpoint::Responses, Endpoint::Messages, Endpoint::CountTokens] {
+            let mut observer = Observer::new(endpoint);
+            observer.event(None, text.as_bytes());
+            let _ = json(endpoint, text.as_bytes());
+            let header = |_: &str| Some(text.as_str());
+            crate::classify::head(endpoint, 429, &header, text.as_bytes(), waybill_schema::time::Time(0));
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Verify: whether the log is whole, and whether every writer kept its promises.
+
+use rusqlite::Connection;
+use serde::Serialize;
+use waybill_projections::chain::Chains;
+use waybill_projections::fold::Fold;
+use waybill_projections::read;
+use waybill_schema::frame::Frame;
+
+use crate::reading;
+
+/// At most this many findings are listed; all are counted.
+pub const FINDINGS_MAX: usize = 100;
+
+/// What a look at every frame and fact found.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize)]
+pub struct Verified {
+    /// Frames in the log.
+    pub n_frames: u64,
+    /// Facts in them.
+    pub n_facts: u64,
+    /// Facts met again.
+    pub duplicates: u64,
+    /// Findings in all.
+    pub n_findings: u64,
+    /// The first [`FINDINGS_MAX`] of them, in words.
+    pub findings: Vec<String>,
+    /// The digest of the routing state: two machines agree exactly when theirs are equal.
+    pub digest: String,
+}
+
+/// Checks every frame's sum, every writer's chain and numbers, every line and every batch of the log.
+pub fn verify(connection: &Connection) -> Result<Verified, rusqlite::Error> {
+    let mut verified = Verified::default();
+    let (mut chains, mut fold, mut rows) = (Chains::default(), Fold::default(), Vec::new());
+    reading::frames(connection, "ORDER BY seq", [], |stored| {
+        verified.n_frames += 1;
+        let seq = stored.seq;
+        if let Err(error) = Frame::parse(stored.bytes.clone()) {
+            verified.finds(format!("frame {seq}: {error}"));
+        }
+        let Ok(header) = read::header(&stored.bytes) else { return Ok(()) };
+        if let Err(broken) = chains.follow(&header) {
+            verified.finds(format!("frame {seq} does not continue the chain of `{}`: {broken:?}", header.writer));
+        }
+        for read in read::facts(&header, &stored.bytes, stored.stored, stored.sent) {
+            verified.n_facts += 1;
+            match read {
+                Ok(fact) => drop(fold.apply(&fact, seq.0, &mut rows)),
+                Err(unread) => {
+                    fold.gate.pass_over(&unread.revision);
+                    verified.finds(format!("frame {seq} line {}: {}", unread.line, unread.why));
+                }
+            }
+        }
+        rows.clear();
+        Ok::<_, rusqlite::Error>(())
+    })?;
+    verified.conclude(&fold);
+    Ok(verified)
+}
+
+impl Verified {
+    fn conclude(&mut self, fold: &Fold) {
+        let summary = fold.gate.summary();
+        for violation in &summary.violations {
+            self.finds(format!("fact {}: {:?}", violation.at, violation.broken));
+        }
+        self.n_findings += summary.n_violations - summary.violations.len() as u64;
+        for (revision, error) in &fold.misfits {
+            self.finds(format!("fact {revision}: {error}"));
+        }
+        self.duplicates = summary.duplicates;
+        self.digest = fold.state.digest();
+    }
+
+    fn finds(&mut self, finding: String) {
+        self.n_findings += 1;
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        }
+    }
+}
