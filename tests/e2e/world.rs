@@ -132,6 +132,11 @@ impl World {
         assert!(ended.success(), "the gateway ended with {ended}");
     }
 
+    /// Where the gateway listens.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.gateway.as_ref().expect("the gateway runs").addr
+    }
+
     /// A client with the world's key.
     pub(crate) fn client(&self) -> Client {
         self.client_with(KEY)
@@ -139,7 +144,7 @@ impl World {
 
     /// A client with another key.
     pub(crate) fn client_with(&self, key: &str) -> Client {
-        Client::new(self.gateway.as_ref().expect("the gateway runs").addr, key)
+        Client::new(self.addr(), key)
     }
 
     /// The gateway's data folder.
