@@ -43,7 +43,9 @@ pub(crate) async fn run(traces: &Path, waybill: &Path) -> anyhow::Result<()> {
     let addresses = fleet.addresses();
     let round = fleet.replay(&requests, &|n| addresses[n % DEPLOYMENTS].clone()).await?;
     fleet.stop().await;
-    println!("Live: the first {REQUESTS} requests of weka over {DEPLOYMENTS} simulated providers, as the client sees it");
+    println!(
+        "Live: the first {REQUESTS} requests of weka over {DEPLOYMENTS} simulated providers, as the client sees it"
+    );
     println!("  hit ratio {through:.3} through Waybill, {round:.3} by round robin");
     Ok(())
 }
