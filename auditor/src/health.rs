@@ -6,7 +6,6 @@ use waybill_schema::event::Class;
 use waybill_schema::id::{MemberId, ModelName};
 use waybill_schema::time::Time;
 
-
 /// The health of one member at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemberHealth {

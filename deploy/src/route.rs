@@ -103,7 +103,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         endpoint,
         sticky: sticky.as_ref(),
         exhausted: &[],
-        has_credential: &|place| place.channel.api_keys.is_empty() || place.channel.api_keys.iter().any(|key| data::resolve(key).is_ok()),
+        has_credential: &|place| {
+            place.channel.api_keys.is_empty() || place.channel.api_keys.iter().any(|key| data::resolve(key).is_ok())
+        },
         last_resort: false,
         catalogue: catalogue.revision,
     };
@@ -156,11 +158,11 @@ fn sticky_of(
 
 fn print(answer: &Answer) -> anyhow::Result<()> {
     match (&answer.deployment, &answer.reason) {
-        (Some(deployment), Some(reason)) => println!("{deployment} ({})", Word(reason)),
-        _ => println!("nowhere: no candidate is legal"),
+        (Some(deployment), Some(reason)) => table::say(format_args!("{deployment} ({})", Word(reason)))?,
+        _ => table::say("nowhere: no candidate is legal")?,
     }
     if let Some(sticky) = &answer.sticky {
-        println!("affinity {sticky}: {}", read(&answer.choice.affinity));
+        table::say(format_args!("affinity {sticky}: {}", read(&answer.choice.affinity)))?;
     }
     table::print(
         &["deployment", "priority", "weight", "failures", "excluded"],
@@ -174,8 +176,7 @@ fn print(answer: &Answer) -> anyhow::Result<()> {
                 candidate.excluded.map(|code| format!("{}{until}", Word(code))).unwrap_or_default(),
             ]
         }),
-    );
-    Ok(())
+    )
 }
 
 fn read(affinity: &Affinity) -> String {

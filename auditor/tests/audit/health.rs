@@ -1,6 +1,7 @@
 //! Who rests, until when and why.
 
 use waybill_auditor::health::health;
+use waybill_auditor::reading;
 use waybill_projections::story::attempt;
 use waybill_schema::event::{Class, Effect, Event};
 use waybill_schema::time::Time;
@@ -24,7 +25,8 @@ fn members_are_shown_as_they_stand_at_the_moment_asked_for() {
     let house = house.settle();
     let at = |now| {
         let audit = house.audit();
-        let members = health(audit.connection(), Time(now)).expect("the log can be read");
+        let fold = reading::fold(audit.connection()).expect("the log can be read");
+        let members = health(&fold.state, Time(now));
         members
             .iter()
             .map(|member| {

@@ -39,7 +39,7 @@ pub struct Control {
     pub forget: bool,
     /// Replaces the settings; a changed cache model begins with an empty cache.
     pub settings: Option<Settings>,
-    /// Lets every answer that waits in a `pause_after` go on.
+    /// Lets every call so far go on from its `pause_after`.
     pub release: bool,
     /// Steps to append to the queue.
     pub steps: Vec<Step>,

@@ -97,7 +97,7 @@ impl Simulator {
         self.apply(Control { steps: vec![step.into()], ..Control::default() });
     }
 
-    /// Lets every answer that waits in a `PauseAfter` go on.
+    /// Lets every call in the log go on from its `PauseAfter`, whether it waits there already or comes to it later.
     pub fn release(&self) {
         self.releases.send_modify(|n| *n += 1);
     }
@@ -270,6 +270,8 @@ impl Simulator {
         }
         let arrival = Arrival::read(&head.method, &head.uri, &head.headers, &body);
         let call = entry(&head, &body, &arrival, &line, at_ms);
+        // Before the call can be seen in the log: who waits for it there may release it at once.
+        let releases = self.releases.subscribe();
         let (recorder, plan) = self.enter(call, &arrival, line.clone());
         if plan.delay_head_ms > 0 {
             tokio::time::sleep(Duration::from_millis(plan.delay_head_ms)).await;
@@ -282,7 +284,8 @@ impl Simulator {
             return Err(reset(recorder, &line));
         }
         let reply = self.state().respond(&arrival, &plan, recorder.number, at_ms);
-        Ok(self.play(reply, recorder, line, &head.method))
+        let player = Player { ops: VecDeque::new(), hit: None, simulator: self, recorder, line, releases };
+        Ok(player.play(reply, &head.method))
     }
 
     /// Enters a call in the log, with what the script does to it.
@@ -298,30 +301,6 @@ impl Simulator {
         drop(state);
         let (log, clock) = (self.log.clone(), self.clock.clone());
         (Recorder { log, clock, line, number, has_ended: false }, plan)
-    }
-
-    fn play(self, reply: Reply, mut recorder: Recorder, line: Arc<Line>, method: &Method) -> Response<Body> {
-        recorder.update(|call| {
-            call.status = Some(reply.status);
-            call.usage = reply.usage;
-            call.reported_usage = reply.reported_usage;
-            call.response_id = reply.response_id;
-        });
-        if reply.ops.is_empty() || method == Method::HEAD {
-            recorder.end(End::Finished);
-        }
-        let releases = self.releases.subscribe();
-        let player = Player { ops: reply.ops, hit: reply.hit, simulator: self, recorder, line, releases };
-        let body = StreamBody::new(stream::unfold(player, Player::next));
-        let mut response = Response::builder().status(reply.status);
-        for (name, value) in reply.headers {
-            response = response.header(name, value);
-        }
-        if let Some(length) = reply.length {
-            response = response.header("content-length", length);
-        }
-        // A script may name headers or a status that HTTP does not know.
-        response.body(body.boxed_unsync()).unwrap_or_else(|error| plain(500, format!("bad script: {error}")))
     }
 
     fn control(&self, body: &[u8]) -> Response<Body> {
@@ -398,6 +377,31 @@ struct Player {
 }
 
 impl Player {
+    /// The response whose body this player writes.
+    fn play(mut self, reply: Reply, method: &Method) -> Response<Body> {
+        self.recorder.update(|call| {
+            call.status = Some(reply.status);
+            call.usage = reply.usage;
+            call.reported_usage = reply.reported_usage;
+            call.response_id = reply.response_id;
+        });
+        if reply.ops.is_empty() || method == Method::HEAD {
+            self.recorder.end(End::Finished);
+        }
+        self.ops = reply.ops;
+        self.hit = reply.hit;
+        let body = StreamBody::new(stream::unfold(self, Self::next));
+        let mut response = Response::builder().status(reply.status);
+        for (name, value) in reply.headers {
+            response = response.header(name, value);
+        }
+        if let Some(length) = reply.length {
+            response = response.header("content-length", length);
+        }
+        // A script may name headers or a status that HTTP does not know.
+        response.body(body.boxed_unsync()).unwrap_or_else(|error| plain(500, format!("bad script: {error}")))
+    }
+
     /// The next frame of the body; each is a write of its own.
     async fn next(mut self) -> Option<(io::Result<Frame<Bytes>>, Self)> {
         loop {
