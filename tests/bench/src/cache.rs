@@ -7,9 +7,9 @@ use std::path::Path;
 
 use waybill_schema::time::Time;
 
-use crate::core::Core;
 use crate::gate::{Gate, Limit};
 use crate::prefix::PrefixCache;
+use crate::routing::Core;
 use crate::trace::{self, Arrivals, BlockIds, Request};
 
 /// Deployments of the fleet.

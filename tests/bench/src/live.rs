@@ -20,6 +20,7 @@ use waybill_simulator::cache::CacheModel;
 use waybill_simulator::{Clock, Running, Settings, Simulator};
 
 use crate::cache::{DEPLOYMENTS, TTL_MS, read_weka};
+use crate::gate::Gate;
 use crate::gateway::{Gateways, KEY, MODEL};
 use crate::trace::Request;
 
@@ -29,7 +30,7 @@ const REQUESTS: usize = 200;
 const SEED: u64 = 1;
 
 /// Runs the whole part; it has no gates.
-pub(crate) async fn run(traces: &Path, waybill: &Path) -> anyhow::Result<()> {
+pub(crate) async fn run(traces: &Path, waybill: &Path) -> anyhow::Result<Vec<Gate>> {
     let requests = read_weka(traces, SEED, REQUESTS)?;
     let through = {
         let fleet = Fleet::start().await?;
@@ -43,9 +44,11 @@ pub(crate) async fn run(traces: &Path, waybill: &Path) -> anyhow::Result<()> {
     let addresses = fleet.addresses();
     let round = fleet.replay(&requests, &|n| addresses[n % DEPLOYMENTS].clone()).await?;
     fleet.stop().await;
-    println!("Live: the first {REQUESTS} requests of weka over {DEPLOYMENTS} simulated providers, as the client sees it");
+    println!(
+        "Live: the first {REQUESTS} requests of weka over {DEPLOYMENTS} simulated providers, as the client sees it"
+    );
     println!("  hit ratio {through:.3} through Waybill, {round:.3} by round robin");
-    Ok(())
+    Ok(Vec::new())
 }
 
 /// Simulated providers on one clock.

@@ -183,7 +183,7 @@ async fn once(
     connection: &mut Option<Connection>,
     target: SocketAddr,
     request: &[u8],
-    opens: &dyn Fn(),
+    opens: &(dyn Fn() + Sync),
 ) -> io::Result<Timing> {
     let begun = Instant::now();
     let mut taken = match connection.take() {
@@ -209,7 +209,7 @@ impl Connection {
     }
 
     /// Sends `request` and reads its whole answer; `opens` is called at the first content of a stream.
-    async fn exchange(&mut self, request: &[u8], begun: Instant, opens: &dyn Fn()) -> io::Result<Timing> {
+    async fn exchange(&mut self, request: &[u8], begun: Instant, opens: &(dyn Fn() + Sync)) -> io::Result<Timing> {
         self.answer.clear();
         self.socket.write_all(request).await?;
         let (mut head, mut first_content) = (None, None);

@@ -4,7 +4,6 @@
 //! exit code 1. The programs that the overhead part needs beside Waybill are further subcommands of this binary.
 
 mod cache;
-mod core;
 mod draws;
 mod floor;
 mod gate;
@@ -14,6 +13,7 @@ mod load;
 mod overhead;
 mod prefix;
 mod process;
+mod routing;
 mod trace;
 mod upstream;
 
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
@@ -69,56 +69,53 @@ struct Where {
     waybill: PathBuf,
 }
 
-/// The longest run of all parts; a bench that hangs is ended, with all that it has started.
-const RUN_TIME_MAX: Duration = Duration::from_secs(360);
+/// The longest run of a part; one that hangs is ended, with all that it has started.
+const PART_TIME_MAX: Duration = Duration::from_secs(300);
 
 fn main() -> anyhow::Result<ExitCode> {
-    let one_core = || Builder::new_current_thread().enable_all().build();
     let gates = match Cli::parse().command {
         // As many workers as the process may use cores: what Waybill has, too.
         Command::Floor { upstream } => {
-            Builder::new_multi_thread().enable_all().build()?.block_on(floor::serve(upstream))?;
-            return Ok(ExitCode::SUCCESS);
+            return serve(&Builder::new_multi_thread().enable_all().build()?, floor::serve(upstream));
         }
-        Command::Upstream => {
-            one_core()?.block_on(upstream::serve())?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Command::Load(args) => {
-            one_core()?.block_on(load::run(args))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        command => one_core()?.block_on(measure(command))?,
+        Command::Upstream => return serve(&one_core()?, upstream::serve()),
+        Command::Load(args) => return serve(&one_core()?, load::run(args)),
+        Command::Cache(place) => cache::run(&place.traces)?,
+        Command::Live(place) => guarded(live::run(&place.traces, &place.waybill))?,
+        Command::Overhead(place) => guarded(overhead::run(&place.waybill))?,
+        Command::All(place) => all(&place)?,
     };
     println!();
     gates.iter().for_each(|gate| println!("{gate}"));
     Ok(if gates.iter().all(Gate::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the parts, unless the time is over or a signal comes first: either way the programs end with the bench.
-async fn measure(command: Command) -> anyhow::Result<Vec<Gate>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        gates = parts(command) => gates,
-        () = tokio::time::sleep_until(Instant::now() + RUN_TIME_MAX) => bail!("the bench took too long"),
-        _ = tokio::signal::ctrl_c() => bail!("interrupted"),
-        _ = terminate.recv() => bail!("terminated"),
-    }
+fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
+    let mut gates = cache::run(&place.traces)?;
+    println!();
+    gates.extend(guarded(live::run(&place.traces, &place.waybill))?);
+    println!();
+    gates.extend(guarded(overhead::run(&place.waybill))?);
+    Ok(gates)
 }
 
-async fn parts(command: Command) -> anyhow::Result<Vec<Gate>> {
-    match command {
-        Command::Cache(place) => cache::run(&place.traces),
-        Command::Overhead(place) => overhead::run(&place.waybill).await,
-        Command::Live(place) => live::run(&place.traces, &place.waybill).await.map(|()| Vec::new()),
-        Command::All(place) => {
-            let mut gates = cache::run(&place.traces)?;
-            println!();
-            live::run(&place.traces, &place.waybill).await?;
-            println!();
-            gates.extend(overhead::run(&place.waybill).await?);
-            Ok(gates)
+fn one_core() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+fn serve(runtime: &Runtime, program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    runtime.block_on(program).map(|()| ExitCode::SUCCESS)
+}
+
+/// Runs a part that starts programs, unless its time is over or a signal comes first: the programs end with it.
+fn guarded(part: impl Future<Output = anyhow::Result<Vec<Gate>>>) -> anyhow::Result<Vec<Gate>> {
+    one_core()?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            gates = part => gates,
+            () = tokio::time::sleep_until(Instant::now() + PART_TIME_MAX) => bail!("the bench took too long"),
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+            _ = terminate.recv() => bail!("terminated"),
         }
-        Command::Floor { .. } | Command::Upstream | Command::Load(_) => Ok(Vec::new()),
-    }
+    })
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::gate::{Gate, Limit};
 use crate::gateway::{Gateway, Gateways, KEY, MEASURED_CORE, address};
 use crate::load::{ALL_OPEN, Report};
-use crate::process::{Cpu, Program};
+use crate::process::{Cpu, Program, busy};
 
 /// The core of the upstream and the load.
 const LOAD_CORE: usize = 1;
@@ -31,6 +31,8 @@ const RATE_SECONDS: usize = 3;
 const OPEN_STREAMS: usize = 256;
 /// Facts that a chat leaves in the log: selection, attempt, preference, request.
 const FACTS_PER_CHAT: usize = 4;
+/// The share of the measured core that other programs may take before a comparison is worth nothing.
+const OTHERS_MAX: f64 = 0.1;
 /// Starts on an empty log.
 const COLD_STARTS: usize = 3;
 
@@ -57,7 +59,9 @@ pub(crate) async fn run(waybill: &Path) -> anyhow::Result<Vec<Gate>> {
     let (_upstream, upstream) = helper("the upstream", LOAD_CORE, &bench, &["upstream"]).await?;
     let (floor_program, floor) = helper("the floor", MEASURED_CORE, &bench, &["floor", &upstream]).await?;
     let mut stand = Stand { bench, gateways, upstream, floor, logged: 0 };
-    println!("Overhead: measured on core {MEASURED_CORE}, upstream and load on core {LOAD_CORE}, ratios within this run");
+    println!(
+        "Overhead: measured on core {MEASURED_CORE}, upstream and load on core {LOAD_CORE}, ratios within this run"
+    );
 
     let cold = stand.cold_starts().await?;
     let (ours, _) = stand.start("data").await?;
@@ -122,55 +126,48 @@ impl Stand {
 
     /// Runs a load to its end; every request must be answered.
     async fn load(&mut self, target: &str, load: Load) -> anyhow::Result<Report> {
-        let mut program = self.start_load(target, load)?;
-        self.finish(target, &mut program).await
-    }
-
-    fn start_load(&mut self, target: &str, load: Load) -> anyhow::Result<Program> {
-        if target != self.upstream && target != self.floor {
-            self.logged += load.count;
-        }
-        Program::start("the load", LOAD_CORE, &self.bench, &load.args(target), None)
-    }
-
-    async fn finish(&self, target: &str, program: &mut Program) -> anyhow::Result<Report> {
-        let mut line = program.line().await?;
-        if line == ALL_OPEN {
-            line = program.line().await?;
-        }
-        let report: Report = serde_json::from_str(&line)?;
-        ensure!(report.failed == 0, "{} of the requests to {target} failed", report.failed);
+        let report = self.start_load(target, load)?.report().await?;
+        ensure!(report.failed == 0, "{} of {} requests to {target} failed", report.failed, load.count);
         Ok(report)
     }
 
-    /// The CPU time that `program` spends on a load, what it does behind its answers included.
-    async fn cost(&mut self, program: &Program, target: &str, load: Load) -> anyhow::Result<(Cpu, Report)> {
-        let before = program.cpu_at_rest().await?;
-        let report = self.load(target, load).await?;
-        Ok((program.cpu_at_rest().await?.since(before), report))
+    fn start_load(&mut self, target: &str, load: Load) -> anyhow::Result<Loading> {
+        if target != self.upstream && target != self.floor {
+            self.logged += load.count;
+        }
+        Ok(Loading(Program::start("the load", LOAD_CORE, &self.bench, &load.args(target), None)?))
     }
 
-    /// Alternating passes; prints one line for each of the two and returns the ratio of the medians.
+    /// What `program` spends on a load, what it does behind its answers included.
+    async fn cost(&mut self, program: &Program, target: &str, load: Load) -> anyhow::Result<Cost> {
+        let before = program.cpu_at_rest().await?;
+        let (begun, busy_before) = (Instant::now(), busy(MEASURED_CORE)?);
+        let report = self.load(target, load).await?;
+        let cpu = program.cpu_at_rest().await?.since(before);
+        let others = (busy(MEASURED_CORE)? - busy_before - cpu.total()) / begun.elapsed().as_secs_f64();
+        Ok(Cost { cpu, rate: load.count as f64 * 1e3 / report.elapsed_ms as f64, others })
+    }
+
+    /// Alternating passes; prints what they cost and returns the ratio of the medians.
     async fn compare(&mut self, pair: &Pair<'_>, passes: usize, load: Load, what: &str) -> anyhow::Result<f64> {
-        let floor_at = self.floor.clone();
+        let (floor_at, ours_at) = (self.floor.clone(), pair.ours.address.clone());
         let (mut floor, mut ours) = (Vec::new(), Vec::new());
-        self.load(&floor_at, Load { count: load.count / 10, ..load }).await?;
-        self.load(&pair.ours.address, Load { count: load.count / 10, ..load }).await?;
+        for target in [&floor_at, &ours_at] {
+            self.load(target, Load { count: load.count / 10, ..load }).await?;
+        }
+        let threads = pair.ours.program.threads()?;
         for _ in 0..passes {
             floor.push(self.cost(pair.floor, &floor_at, load).await?);
-            ours.push(self.cost(&pair.ours.program, &pair.ours.address, load).await?);
+            ours.push(self.cost(&pair.ours.program, &ours_at, load).await?);
         }
-        let seconds = |costs: &[(Cpu, Report)], of: &dyn Fn(Cpu) -> f64| median(costs.iter().map(|cost| of(cost.0)).collect());
-        for (name, costs) in [("floor", &floor), ("Waybill", &ours)] {
-            let rate = median(costs.iter().map(|(_, report)| load.count as f64 * 1e3 / report.elapsed_ms as f64).collect());
-            println!(
-                "  {what}, {name:<7} {:>6.2} CPU s ({:.2} user, {:.2} system), {rate:>6.0} a second",
-                seconds(costs, &Cpu::total),
-                seconds(costs, &|cpu| cpu.user),
-                seconds(costs, &|cpu| cpu.system),
-            );
-        }
-        Ok(seconds(&ours, &Cpu::total) / seconds(&floor, &Cpu::total))
+        print_costs(what, "floor", &floor);
+        print_costs(what, "Waybill", &ours);
+        let spent = pair.ours.program.threads()?.into_iter().map(|(name, seconds)| {
+            let seconds = seconds - threads.get(&name).copied().unwrap_or(0.0);
+            format!("{name} {:.2}", seconds / passes as f64)
+        });
+        println!("    Waybill's threads, CPU s a pass: {}", spent.collect::<Vec<_>>().join(", "));
+        Ok(print_ratio(&floor, &ours))
     }
 
     async fn chats(&mut self, pair: &Pair<'_>) -> anyhow::Result<f64> {
@@ -190,12 +187,13 @@ impl Stand {
             let load = Load { rate, count: rate * RATE_SECONDS, ..Load::default() };
             let direct = self.load(&self.upstream.clone(), load).await?;
             for (name, target) in &targets {
-                let report = self.load(target, load).await?;
+                let report = self.start_load(target, load)?.report().await?;
                 let added = |through: u64, direct: u64| (through as f64 - direct as f64) / 1e3;
                 println!(
-                    "  {rate} requests/s, {name:<7} adds {:.2} ms (p50), {:.2} ms (p99)",
+                    "  {rate} requests/s, {name:<7} adds {:.2} ms (p50), {:.2} ms (p99); {} did not get through",
                     added(report.p50_us, direct.p50_us),
                     added(report.p99_us, direct.p99_us),
+                    report.failed,
                 );
             }
         }
@@ -209,7 +207,10 @@ impl Stand {
         for target in &targets {
             times.push(self.load(target, load).await?.first_content_p50_us as f64 / 1e3);
         }
-        println!("  first content of a stream: {:.2} ms direct, {:.2} floor, {:.2} Waybill", times[0], times[1], times[2]);
+        println!(
+            "  first content of a stream: {:.2} ms direct, {:.2} floor, {:.2} Waybill",
+            times[0], times[1], times[2]
+        );
         Ok(())
     }
 
@@ -220,12 +221,73 @@ impl Stand {
         {
             let before = program.rss_mib()?;
             let mut open = self.start_load(&target, load)?;
-            ensure!(open.line().await? == ALL_OPEN, "the streams were not open at the same time");
+            open.all_open().await?;
             let during = program.rss_mib()?;
-            self.finish(&target, &mut open).await?;
-            println!("  memory, {name:<7} {before:>6.1} MiB after the loads, {during:>6.1} under {OPEN_STREAMS} streams");
+            let report = open.report().await?;
+            ensure!(report.failed == 0, "{} of the open streams to {name} broke", report.failed);
+            println!(
+                "  memory, {name:<7} {before:>6.1} MiB after the loads, {during:>6.1} under {OPEN_STREAMS} streams"
+            );
         }
         Ok(())
+    }
+}
+
+/// What one pass cost.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    cpu: Cpu,
+    /// Requests a second.
+    rate: f64,
+    /// The share of the core that others took.
+    others: f64,
+}
+
+fn median_of(costs: &[Cost], of: impl Fn(&Cost) -> f64) -> f64 {
+    median(costs.iter().map(of).collect())
+}
+
+fn print_costs(what: &str, name: &str, costs: &[Cost]) {
+    println!(
+        "  {what}, {name:<7} {:>6.2} CPU s ({:.2} user, {:.2} system), {:>6.0} a second",
+        median_of(costs, |cost| cost.cpu.total()),
+        median_of(costs, |cost| cost.cpu.user),
+        median_of(costs, |cost| cost.cpu.system),
+        median_of(costs, |cost| cost.rate),
+    );
+}
+
+/// Prints and returns the ratio of the medians, with a word of doubt where the machine was not ours.
+fn print_ratio(floor: &[Cost], ours: &[Cost]) -> f64 {
+    let total = |cost: &Cost| cost.cpu.total();
+    let best = |costs: &[Cost]| costs.iter().map(total).fold(f64::INFINITY, f64::min);
+    let ratio = median_of(ours, total) / median_of(floor, total);
+    println!("    ratio of the medians {ratio:.2}, of the cheapest passes {:.2}", best(ours) / best(floor));
+    let others = median_of(&[floor, ours].concat(), |cost| cost.others);
+    if others > OTHERS_MAX {
+        println!("    other programs took {:.0} % of core {MEASURED_CORE}: do not trust this", others * 1e2);
+    }
+    ratio
+}
+
+/// A load under way.
+struct Loading(Program);
+
+impl Loading {
+    /// Waits until every connection has the first content of a stream.
+    async fn all_open(&mut self) -> anyhow::Result<()> {
+        let line = self.0.line().await?;
+        ensure!(line == ALL_OPEN, "the streams were not open at the same time: {line}");
+        Ok(())
+    }
+
+    /// Waits for the end.
+    async fn report(mut self) -> anyhow::Result<Report> {
+        let mut line = self.0.line().await?;
+        if line == ALL_OPEN {
+            line = self.0.line().await?;
+        }
+        Ok(serde_json::from_str(&line)?)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Programs under measurement: started on one core, looked at through `/proc`, and ended with the bench.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -103,11 +104,24 @@ impl Program {
         Ok(last)
     }
 
+    /// The CPU time of each kind of thread of the program itself, in seconds, by the threads' name.
+    pub(crate) fn threads(&self) -> anyhow::Result<BTreeMap<String, f64>> {
+        let mut seconds = BTreeMap::new();
+        for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid))? {
+            // A thread may end while it is looked at.
+            let Ok(stat) = std::fs::read_to_string(thread?.path().join("stat")) else { continue };
+            let name = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')).map_or("", |(name, _)| name);
+            *seconds.entry(name.to_owned()).or_default() += parse_stat(&stat).map_or(0.0, Cpu::total);
+        }
+        Ok(seconds)
+    }
+
     /// Resident memory, in MiB.
     pub(crate) fn rss_mib(&self) -> anyhow::Result<f64> {
         tree(self.pid).into_iter().try_fold(0.0, |sum, pid| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-            let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
+            let kib =
+                status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
             Ok(sum + kib.unwrap_or(0.0) / 1024.0)
         })
     }
@@ -121,6 +135,20 @@ impl Program {
             Err(_) => bail!("{} does not end when asked", self.name),
         }
     }
+}
+
+/// The time for which `core` has been busy since the machine started, whoever used it, in seconds.
+pub(crate) fn busy(core: usize) -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    parse_busy(&stat, core).with_context(|| format!("/proc/stat says nothing of core {core}"))
+}
+
+/// User, nice and system time of `core`, which are the first three numbers of its line.
+fn parse_busy(stat: &str, core: usize) -> Option<f64> {
+    let name = format!("cpu{core}");
+    let line = stat.lines().find(|line| line.split_whitespace().next() == Some(&name))?;
+    let ticks = line.split_whitespace().skip(1).take(3).map(|ticks| ticks.parse::<f64>().ok());
+    Some(ticks.sum::<Option<f64>>()? / TICKS_PER_SECOND)
 }
 
 /// `pid` and its descendants.
@@ -152,5 +180,13 @@ mod tests {
         let line = "42 (a) b c) S 1 42 42 0 -1 4194560 100 0 0 0 250 75 0 0 20 0 3 0 12345";
         let cpu = parse_stat(line).expect("a whole line");
         assert_eq!((cpu.user, cpu.system), (2.5, 0.75));
+    }
+    #[test]
+    fn a_core_is_busy_for_others_too() {
+        let stat = "cpu  900 0 0 0\ncpu0 100 20 30 5000 7\ncpu1 800 0 1 2\ncpu10 1 1 1 0\n";
+        let check = |core, seconds| assert_eq!(parse_busy(stat, core), seconds);
+        check(0, Some(1.5));
+        check(1, Some(8.01));
+        check(2, None);
     }
 }
