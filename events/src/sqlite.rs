@@ -2,6 +2,9 @@
 //!
 //! Appending and folding are one transaction, so rows never know more or less than the log beside them.
 //!
+//! The file has no clock but its writer's, so a frame is stored when it was sent, and a fact happened when it was made:
+//! the state that the writer folds as it records stands at the same times as every fold of the log.
+//!
 //! WAL with `synchronous = NORMAL`: a commit survives the end of the process at any moment. A power cut may cost the
 //! last commits; frames that the spool still holds are then sent again, and those it has let go are a break in the
 //! writer's chain that is noticed.
@@ -136,7 +139,7 @@ fn last_seq(connection: &Connection, writer: &WriterId) -> Result<Option<Seq>, r
 
 fn insert(transaction: &Transaction<'_>, frame: &Frame, sent: Time) -> Result<StoredFrame, rusqlite::Error> {
     let Frame { header, bytes } = frame;
-    let stored = Time::wall_clock();
+    let stored = sent;
     let sql = "INSERT INTO frames (writer, epoch, frame, first, last, sum, sent, stored, body)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
     let (epoch, number) = (integer(header.epoch), integer(header.frame));

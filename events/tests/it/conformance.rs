@@ -11,7 +11,7 @@ use waybill_schema::time::Time;
 use super::{MADE, event, line};
 
 /// When every frame of these tests is sent: 1500 ms after its facts were made.
-const SENT: Time = Time(1_798_000_001_500);
+pub(crate) const SENT: Time = Time(1_798_000_001_500);
 
 /// Makes a `#[test]` of every fact for one log; `$world` makes a way to open a new, empty one.
 macro_rules! suite {
@@ -201,12 +201,9 @@ pub(crate) fn a_frame_of_the_greatest_size_is_stored<L: Log>(open: &mut dyn FnMu
 
 pub(crate) fn facts_keep_their_age<L: Log>(open: &mut dyn FnMut() -> L) {
     let (mut log, mut chain) = (open(), Chain::new("gw-a"));
-    let before = Time::wall_clock();
     append(&mut log, &[chain.frame(&["one", "two"])], None);
-    let after = Time::wall_clock();
     let stored = log.read(Seq::START, 10).unwrap().remove(0);
     assert_eq!(stored.sent, SENT);
-    assert!(before <= stored.stored && stored.stored <= after, "the log stamps by its own clock");
     let (header, facts) = stored.facts().unwrap();
     let facts: Vec<Fact> = facts.into_iter().map(|fact| fact.expect("a good line")).collect();
     assert_eq!((header.first, facts.len()), (1, 2));

@@ -8,7 +8,8 @@ use waybill_events::sqlite::SqliteLog;
 use waybill_schema::frame::{Frame, Link};
 use waybill_schema::time::Time;
 
-use super::line;
+use super::conformance::SENT;
+use super::{MADE, line};
 
 fn open(dir: &Path) -> SqliteLog {
     SqliteLog::open(&dir.join("log.sqlite"), Box::new(|_, _| Ok(()))).unwrap()
@@ -72,6 +73,17 @@ fn a_reader_beside_the_writer_sees_its_frames_and_cannot_append() {
     assert!(matches!(error, AppendError::Refused(_)), "{error:?}");
     let seq = log.append(&[second], Some(seq), Time(5)).unwrap()[0].seq;
     assert_eq!(reader.head().unwrap(), seq);
+}
+
+#[test]
+fn a_fact_happened_when_its_writer_made_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open(dir.path());
+    log.append(&[frame(Link::start(), 1)], None, SENT).unwrap();
+    let stored = log.read(Seq::START, 1).unwrap().remove(0);
+    assert_eq!(stored.stored, SENT);
+    let fact = stored.facts().unwrap().1.remove(0).expect("a good line");
+    assert_eq!(fact.at, MADE);
 }
 
 #[test]
