@@ -43,6 +43,9 @@ pub const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// The largest error body that is read, in bytes.
 pub const ERROR_BYTES_MAX: usize = 1 << 20;
 
+/// How long the rest of a refused body is read.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// The data plane.
 #[derive(Debug)]
 pub struct Gateway {
@@ -101,17 +104,39 @@ async fn arrive(
     begun: Instant,
 ) -> Result<Arrived, Refusal> {
     let serving = gateway.serving.load_full();
-    let (head, body) = request.into_parts();
-    let key = authenticate(&serving, &head.headers)?;
-    let query = head.uri.query().map(str::to_owned);
-    let body = match Limited::new(body, REQUEST_BYTES_MAX).collect().await {
-        Ok(whole) => whole.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => {
-            return Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX });
-        }
-        Err(_) => return Err(Refusal::BodyUnread),
+    let (head, mut body) = request.into_parts();
+    let read = async {
+        let key = authenticate(&serving, &head.headers)?;
+        Ok((key, read_body(&mut body).await?))
     };
+    let (key, body) = match read.await {
+        Ok(read) => read,
+        Err(refusal) => {
+            let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(body)).await;
+            return Err(refusal);
+        }
+    };
+    let query = head.uri.query().map(str::to_owned);
     Ok(Arrived { endpoint, headers: head.headers, query, body, key, serving, request: id, begun })
+}
+
+async fn read_body(body: &mut axum::body::Body) -> Result<Bytes, Refusal> {
+    match Limited::new(body, REQUEST_BYTES_MAX).collect().await {
+        Ok(whole) => Ok(whole.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX }),
+        Err(_) => Err(Refusal::BodyUnread),
+    }
+}
+
+/// Reads on past a refusal, within bounds: a client that is still sending when its connection is closed gets a reset
+/// instead of the answer.
+async fn discard(mut body: axum::body::Body) {
+    let mut left = REQUEST_BYTES_MAX;
+    while let Some(Ok(frame)) = body.frame().await
+        && left > 0
+    {
+        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+    }
 }
 
 /// The caller, by `Authorization: Bearer` or `x-api-key` (CLIENTS.md, rule 10).

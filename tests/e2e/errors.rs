@@ -188,6 +188,9 @@ async fn a_body_above_the_limit_is_refused_in_words() {
         let answer = client.post_bytes(dialect.path, &[], large.clone()).await;
         check(dialect, &answer, 413, "request_too_large", false, dialect.path);
     }
+    let wrong = [("x-api-key", "sk-wrong")];
+    let answer = client.post_bytes(CHAT.path, &wrong, large.clone()).await;
+    check(CHAT, &answer, 401, "invalid_api_key", true, "a refusal before the body is read");
     assert_eq!(client.post_bytes(CHAT.path, &[], body(33)).await.status, 200);
     assert_eq!(world.upstreams[0].calls().len(), 1);
 }
