@@ -626,10 +626,11 @@ fn happened(transport: Transport) -> &'static str {
 }
 
 /// Which error answer the client is shown: the upstream's own where it is one in the client's dialect and about the
-/// client's request; ours where it is about the gateway's credential or is no JSON (DESIGN.md, section 10).
+/// client's request; ours where it is about the gateway's credential, is no JSON, or is no error but a redirection (DESIGN.md, section 10).
 fn show_error(status: StatusCode, headers: &HeaderMap, body: Bytes, verdict: &Verdict) -> Shown {
+    let is_error = status.is_client_error() || status.is_server_error();
     let json = answer::may_be_json(headers) && serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok();
-    if json && !about_the_gateway(verdict.class) {
+    if is_error && json && !about_the_gateway(verdict.class) {
         return Shown::Theirs { status, headers: headers.clone(), body };
     }
     Shown::Ours(ours_for(verdict, &format!("it answered {status}")))

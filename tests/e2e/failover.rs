@@ -2,11 +2,11 @@
 
 use futures_util::future::join_all;
 use serde_json::json;
-use waybill_simulator::{Action, Step};
+use waybill_simulator::{Action, End, Step};
 
 use crate::client::Client;
 use crate::dialect::{CHAT, DIALECTS, Dialect, MESSAGES};
-use crate::world::{Plan, World};
+use crate::world::{Plan, Rows, World};
 
 /// Nobody cools, so that what is seen is the session's own doing.
 const CALM: &str = "retry: { backoff_ms: 1, max_attempts: 2 }\nhealth: { enabled: false }\n";
@@ -105,6 +105,25 @@ async fn failures_never_move_a_session() {
         assert_eq!((answer.status.as_u16(), answer.header("x-waybill-attempts")), (503, Some("6")));
         assert_eq!(served(&client, CHAT, session).await, pinned);
     }
+}
+
+/// S3.12, E24: a route's own deadline for the first token sends the request on; comments and an opening are no token.
+#[tokio::test]
+async fn a_late_first_token_sends_the_request_on() {
+    let member =
+        |channel| format!("{{ channel: {channel}, upstream_model: gpt, priority: {} }}", u8::from(channel == 'b'));
+    let route = format!("{{ model: quick, first_token_seconds: 1, members: [{}, {}] }}", member('a'), member('b'));
+    let world =
+        World::start(Plan { rows: Rows { routes: vec![route], ..Rows::default() }, ..Plan::of(&["a", "b"]) }).await;
+    for dialect in DIALECTS {
+        world.upstreams[0].push(Step::new([Action::Comments, Action::StallAfterEvents { events: 1 }]));
+        let mut body = dialect.body("Hello", true);
+        body["model"] = json!("quick");
+        let answer = world.client().post(dialect.path, &[], &body).await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-waybill-deployment")), (200, Some("b/gpt")));
+        assert!(answer.text().contains(dialect.last));
+    }
+    world.upstreams[0].wait_for(|calls| calls.iter().all(|call| call.end == Some(End::ClientGone))).await;
 }
 
 /// C21, C22, S1.7: a host that refuses connections serves nobody, and the first to notice is served by another.
