@@ -305,13 +305,13 @@ impl Journey<'_> {
         let all_cooling = self.arrived.serving.config.retry.all_cooling;
         let (search, choice) = match flight.choose(search, all_cooling == AllCooling::BestEffort) {
             Ok(chosen) => return Ok(chosen),
-            Err(refused) => refused,
+            Err(refused) => *refused,
         };
         let wait = select::soonest(&choice).map(|soonest| Time::wall_clock().until(soonest));
         match (all_cooling, wait) {
             (AllCooling::Wait(seconds), Some(wait)) if wait <= Duration::from_secs(seconds.into()) => {
                 tokio::time::sleep(wait + Duration::from_millis(1)).await;
-                flight.choose(search, false).map_err(|(_, choice)| choice)
+                flight.choose(search, false).map_err(|refused| refused.1)
             }
             _ => Err(choice),
         }
@@ -416,21 +416,21 @@ impl Journey<'_> {
         if !answer::may_be_json(&head.headers) {
             return Err(Failure::transport(Transport::Html).with_status(status));
         }
-        let fault = |transport| Err(Failure::transport(transport).with_status(status));
+        let fault = |transport| Failure::transport(transport).with_status(status);
         let whole = match observe::json(self.arrived.endpoint, &body) {
             Ok(whole) if self.inbound.stream && !self.inbound.background => {
                 tracing::debug!(?whole.terminal, "a plain answer to a request for a stream");
-                return fault(Transport::Malformed);
+                return Err(fault(Transport::Malformed));
             }
-            Ok(whole) if whole.empty => return fault(Transport::Empty),
+            Ok(whole) if whole.empty => return Err(fault(Transport::Empty)),
             Ok(whole) => whole,
             Err(observe::Fault::Error(error)) => {
                 return Err(Failure::reported(self.arrived.endpoint, &error).with_status(status));
             }
-            Err(observe::Fault::Html) => return fault(Transport::Html),
-            Err(observe::Fault::Foreign) => return fault(Transport::Malformed),
+            Err(observe::Fault::Html) => return Err(fault(Transport::Html)),
+            Err(observe::Fault::Foreign) => return Err(fault(Transport::Malformed)),
         };
-        let Some(class) = class_of(whole.terminal) else { return fault(Transport::Cut) };
+        let Some(class) = class_of(whole.terminal) else { return Err(fault(Transport::Cut)) };
         let served_model = whole.served_model.map(|model| model.as_str().to_owned());
         let learnt = Learnt { status, usage: whole.usage, served_model };
         Ok(Answer::Whole { status: head.status, headers: head.headers, body, class, learnt })
@@ -626,7 +626,8 @@ fn happened(transport: Transport) -> &'static str {
 }
 
 /// Which error answer the client is shown: the upstream's own where it is one in the client's dialect and about the
-/// client's request; ours where it is about the gateway's credential, is no JSON, or is no error but a redirection (DESIGN.md, section 10).
+/// client's request; ours where it is about the gateway's credential, is no JSON, or is a redirection (DESIGN.md,
+/// section 10).
 fn show_error(status: StatusCode, headers: &HeaderMap, body: Bytes, verdict: &Verdict) -> Shown {
     let is_error = status.is_client_error() || status.is_server_error();
     let json = answer::may_be_json(headers) && serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok();

@@ -78,7 +78,7 @@ async fn a_client_is_told_what_happened_in_its_dialect() {
                 assert_eq!(answer.status, status, "{what}");
                 assert_eq!(answer.header("x-should-retry"), Some("false"), "{what}");
                 let error = &answer.json()["error"];
-                assert_eq!(error["code"] == "upstream_unavailable", false, "{what}");
+                assert_ne!(error["code"], "upstream_unavailable", "{what}");
                 assert_eq!(answer.json()["type"] == "error", dialect.is_anthropic(), "{what}");
             } else {
                 check(dialect, &answer, status, code, true, &what);

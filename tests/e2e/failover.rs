@@ -167,6 +167,24 @@ async fn a_rate_limit_with_a_wait_sends_the_request_on_and_cools() {
     assert_eq!(counts(&world), [1, 3]);
 }
 
+/// DESIGN 10: where all cool and the setting says so, a request waits for the soonest, and calls nobody before.
+#[tokio::test]
+async fn a_request_may_wait_for_the_soonest() {
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1, all_cooling: { wait: 10 } }\n";
+    let world = World::start(Plan::of(&["a"]).settings(settings)).await;
+    let client = world.client();
+    world.upstreams[0].push(Action::status_retry_after(429, 2));
+    let answer = client.post(CHAT.path, &[], &CHAT.body("Hello", false)).await;
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (429, Some("2")));
+    let sessions = ["s", "t", "u"];
+    let all = join_all(sessions.map(|session| served(&client, CHAT, session))).await;
+    assert_eq!(all, [0; 3]);
+    let calls = world.upstreams[0].calls();
+    assert_eq!(calls.len(), 4);
+    let refused = calls[0].ended_at_ms.expect("the first call has ended");
+    assert!(calls[1..].iter().all(|call| call.at_ms - refused >= 1990), "nobody is called while it cools");
+}
+
 /// S2.14, C01, C03, S1.7: failures below the threshold cool nobody; at the threshold the next request goes elsewhere.
 #[tokio::test]
 async fn the_threshold_decides_what_later_requests_see() {
