@@ -124,7 +124,7 @@ impl Flight {
         &mut self,
         search: Search,
         last_resort: bool,
-    ) -> Result<(dispatch::Attempt, Place), (Search, Choice)> {
+    ) -> Result<(dispatch::Attempt, Place), Box<(Search, Choice)>> {
         let now = Time::wall_clock();
         let draw = draw();
         let (chosen, revision) = self.gateway.ledger.decide(now, |state| {
@@ -150,7 +150,7 @@ impl Flight {
         });
         let (place, base, claim) = match chosen {
             Ok(chosen) => chosen,
-            Err(choice) => return Err((search, choice)),
+            Err(choice) => return Err(Box::new((search, choice))),
         };
         self.base = if claim { revision } else { base.or(self.base.take()) };
         self.opened(place.clone());

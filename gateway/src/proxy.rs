@@ -43,6 +43,9 @@ pub const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// The largest error body that is read, in bytes.
 pub const ERROR_BYTES_MAX: usize = 1 << 20;
 
+/// How long the rest of a refused body is read.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// The data plane.
 #[derive(Debug)]
 pub struct Gateway {
@@ -101,17 +104,39 @@ async fn arrive(
     begun: Instant,
 ) -> Result<Arrived, Refusal> {
     let serving = gateway.serving.load_full();
-    let (head, body) = request.into_parts();
-    let key = authenticate(&serving, &head.headers)?;
-    let query = head.uri.query().map(str::to_owned);
-    let body = match Limited::new(body, REQUEST_BYTES_MAX).collect().await {
-        Ok(whole) => whole.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => {
-            return Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX });
-        }
-        Err(_) => return Err(Refusal::BodyUnread),
+    let (head, mut body) = request.into_parts();
+    let read = async {
+        let key = authenticate(&serving, &head.headers)?;
+        Ok((key, read_body(&mut body).await?))
     };
+    let (key, body) = match read.await {
+        Ok(read) => read,
+        Err(refusal) => {
+            let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(body)).await;
+            return Err(refusal);
+        }
+    };
+    let query = head.uri.query().map(str::to_owned);
     Ok(Arrived { endpoint, headers: head.headers, query, body, key, serving, request: id, begun })
+}
+
+async fn read_body(body: &mut axum::body::Body) -> Result<Bytes, Refusal> {
+    match Limited::new(body, REQUEST_BYTES_MAX).collect().await {
+        Ok(whole) => Ok(whole.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX }),
+        Err(_) => Err(Refusal::BodyUnread),
+    }
+}
+
+/// Reads on past a refusal, within bounds: a client that is still sending when its connection is closed gets a reset
+/// instead of the answer.
+async fn discard(mut body: axum::body::Body) {
+    let mut left = REQUEST_BYTES_MAX;
+    while let Some(Ok(frame)) = body.frame().await
+        && left > 0
+    {
+        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+    }
 }
 
 /// The caller, by `Authorization: Bearer` or `x-api-key` (CLIENTS.md, rule 10).
@@ -280,13 +305,13 @@ impl Journey<'_> {
         let all_cooling = self.arrived.serving.config.retry.all_cooling;
         let (search, choice) = match flight.choose(search, all_cooling == AllCooling::BestEffort) {
             Ok(chosen) => return Ok(chosen),
-            Err(refused) => refused,
+            Err(refused) => *refused,
         };
         let wait = select::soonest(&choice).map(|soonest| Time::wall_clock().until(soonest));
         match (all_cooling, wait) {
             (AllCooling::Wait(seconds), Some(wait)) if wait <= Duration::from_secs(seconds.into()) => {
                 tokio::time::sleep(wait + Duration::from_millis(1)).await;
-                flight.choose(search, false).map_err(|(_, choice)| choice)
+                flight.choose(search, false).map_err(|refused| refused.1)
             }
             _ => Err(choice),
         }
@@ -391,21 +416,21 @@ impl Journey<'_> {
         if !answer::may_be_json(&head.headers) {
             return Err(Failure::transport(Transport::Html).with_status(status));
         }
-        let fault = |transport| Err(Failure::transport(transport).with_status(status));
+        let fault = |transport| Failure::transport(transport).with_status(status);
         let whole = match observe::json(self.arrived.endpoint, &body) {
             Ok(whole) if self.inbound.stream && !self.inbound.background => {
                 tracing::debug!(?whole.terminal, "a plain answer to a request for a stream");
-                return fault(Transport::Malformed);
+                return Err(fault(Transport::Malformed));
             }
-            Ok(whole) if whole.empty => return fault(Transport::Empty),
+            Ok(whole) if whole.empty => return Err(fault(Transport::Empty)),
             Ok(whole) => whole,
             Err(observe::Fault::Error(error)) => {
                 return Err(Failure::reported(self.arrived.endpoint, &error).with_status(status));
             }
-            Err(observe::Fault::Html) => return fault(Transport::Html),
-            Err(observe::Fault::Foreign) => return fault(Transport::Malformed),
+            Err(observe::Fault::Html) => return Err(fault(Transport::Html)),
+            Err(observe::Fault::Foreign) => return Err(fault(Transport::Malformed)),
         };
-        let Some(class) = class_of(whole.terminal) else { return fault(Transport::Cut) };
+        let Some(class) = class_of(whole.terminal) else { return Err(fault(Transport::Cut)) };
         let served_model = whole.served_model.map(|model| model.as_str().to_owned());
         let learnt = Learnt { status, usage: whole.usage, served_model };
         Ok(Answer::Whole { status: head.status, headers: head.headers, body, class, learnt })
@@ -601,10 +626,12 @@ fn happened(transport: Transport) -> &'static str {
 }
 
 /// Which error answer the client is shown: the upstream's own where it is one in the client's dialect and about the
-/// client's request; ours where it is about the gateway's credential or is no JSON (DESIGN.md, section 10).
+/// client's request; ours where it is about the gateway's credential, is no JSON, or is a redirection (DESIGN.md,
+/// section 10).
 fn show_error(status: StatusCode, headers: &HeaderMap, body: Bytes, verdict: &Verdict) -> Shown {
+    let is_error = status.is_client_error() || status.is_server_error();
     let json = answer::may_be_json(headers) && serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok();
-    if json && !about_the_gateway(verdict.class) {
+    if is_error && json && !about_the_gateway(verdict.class) {
         return Shown::Theirs { status, headers: headers.clone(), body };
     }
     Shown::Ours(ours_for(verdict, &format!("it answered {status}")))

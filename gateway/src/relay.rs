@@ -116,7 +116,13 @@ impl Feed {
         // An event that ends in CR LF is given out at its CR; a LF that comes alone belongs to the event before it.
         let is_rest = event.raw().as_ref() == b"\n";
         self.hid = if is_rest { self.hid } else { self.hides_usage && matches!(frame, Frame::UsageOnly) };
-        let bytes = if self.hid { Bytes::new() } else { event.into_raw() };
+        let raw = event.into_raw();
+        let bytes = match frame {
+            _ if self.hid => Bytes::new(),
+            // Nothing is read after the last event, so the LF of its CR LF is not waited for.
+            Frame::Terminal(_) | Frame::Error(_) if raw.ends_with(b"\n\r") => [&raw, &b"\n"[..]].concat().into(),
+            _ => raw,
+        };
         Passed { bytes, frame }
     }
 }

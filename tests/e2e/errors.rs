@@ -44,8 +44,10 @@ fn check(dialect: Dialect, answer: &Answer, status: u16, code: &str, stops: bool
 async fn a_client_is_told_what_happened_in_its_dialect() {
     const THEIRS: &str = "theirs";
     let page = Action::Status { status: 502, headers: Default::default(), body: json!("<html>bad gateway</html>") };
+    let elsewhere = [("location".to_owned(), "http://127.0.0.1:1/".to_owned())];
+    let moved = Action::Status { status: 302, headers: elsewhere.into(), body: json!({"error": {"message": "moved"}}) };
     let silent = Action::Status { status: 503, headers: Default::default(), body: json!("") };
-    let faults: [(Action, u16, &str, Option<&str>); 17] = [
+    let faults: [(Action, u16, &str, Option<&str>); 18] = [
         (Action::status(500), 500, THEIRS, None),
         (Action::status(503), 503, THEIRS, None),
         (Action::status(529), 529, THEIRS, None),
@@ -56,6 +58,7 @@ async fn a_client_is_told_what_happened_in_its_dialect() {
         (Action::status(401), 503, "no_route_available", None),
         (Action::status(402), 503, "no_route_available", None),
         (Action::status(403), 503, "no_route_available", None),
+        (moved, 502, "upstream_unavailable", None),
         (page, 502, "upstream_unavailable", None),
         (silent, 502, "upstream_unavailable", None),
         (Action::Html, 502, "upstream_unavailable", None),
@@ -75,7 +78,7 @@ async fn a_client_is_told_what_happened_in_its_dialect() {
                 assert_eq!(answer.status, status, "{what}");
                 assert_eq!(answer.header("x-should-retry"), Some("false"), "{what}");
                 let error = &answer.json()["error"];
-                assert_eq!(error["code"] == "upstream_unavailable", false, "{what}");
+                assert_ne!(error["code"], "upstream_unavailable", "{what}");
                 assert_eq!(answer.json()["type"] == "error", dialect.is_anthropic(), "{what}");
             } else {
                 check(dialect, &answer, status, code, true, &what);
@@ -188,6 +191,9 @@ async fn a_body_above_the_limit_is_refused_in_words() {
         let answer = client.post_bytes(dialect.path, &[], large.clone()).await;
         check(dialect, &answer, 413, "request_too_large", false, dialect.path);
     }
+    let wrong = [("x-api-key", "sk-wrong")];
+    let answer = client.post_bytes(CHAT.path, &wrong, body(33)).await;
+    check(CHAT, &answer, 401, "invalid_api_key", true, "a refusal before the body is read");
     assert_eq!(client.post_bytes(CHAT.path, &[], body(33)).await.status, 200);
     assert_eq!(world.upstreams[0].calls().len(), 1);
 }

@@ -2,11 +2,11 @@
 
 use futures_util::future::join_all;
 use serde_json::json;
-use waybill_simulator::{Action, Step};
+use waybill_simulator::{Action, End, Step};
 
 use crate::client::Client;
 use crate::dialect::{CHAT, DIALECTS, Dialect, MESSAGES};
-use crate::world::{Plan, World};
+use crate::world::{Plan, Rows, World};
 
 /// Nobody cools, so that what is seen is the session's own doing.
 const CALM: &str = "retry: { backoff_ms: 1, max_attempts: 2 }\nhealth: { enabled: false }\n";
@@ -107,6 +107,25 @@ async fn failures_never_move_a_session() {
     }
 }
 
+/// S3.12, E24: a route's own deadline for the first token sends the request on; comments and an opening are no token.
+#[tokio::test]
+async fn a_late_first_token_sends_the_request_on() {
+    let member =
+        |channel| format!("{{ channel: {channel}, upstream_model: gpt, priority: {} }}", u8::from(channel == 'b'));
+    let route = format!("{{ model: quick, first_token_seconds: 1, members: [{}, {}] }}", member('a'), member('b'));
+    let world =
+        World::start(Plan { rows: Rows { routes: vec![route], ..Rows::default() }, ..Plan::of(&["a", "b"]) }).await;
+    for dialect in DIALECTS {
+        world.upstreams[0].push(Step::new([Action::Comments, Action::StallAfterEvents { events: 1 }]));
+        let mut body = dialect.body("Hello", true);
+        body["model"] = json!("quick");
+        let answer = world.client().post(dialect.path, &[], &body).await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-waybill-deployment")), (200, Some("b/gpt")));
+        assert!(answer.text().contains(dialect.last));
+    }
+    world.upstreams[0].wait_for(|calls| calls.iter().all(|call| call.end == Some(End::ClientGone))).await;
+}
+
 /// C21, C22, S1.7: a host that refuses connections serves nobody, and the first to notice is served by another.
 #[tokio::test]
 async fn a_dead_host_is_passed_over() {
@@ -146,6 +165,24 @@ async fn a_rate_limit_with_a_wait_sends_the_request_on_and_cools() {
         assert_eq!(served(&client, CHAT, session).await, 1);
     }
     assert_eq!(counts(&world), [1, 3]);
+}
+
+/// DESIGN 10: where all cool and the setting says so, a request waits for the soonest, and calls nobody before.
+#[tokio::test]
+async fn a_request_may_wait_for_the_soonest() {
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1, all_cooling: { wait: 10 } }\n";
+    let world = World::start(Plan::of(&["a"]).settings(settings)).await;
+    let client = world.client();
+    world.upstreams[0].push(Action::status_retry_after(429, 2));
+    let answer = client.post(CHAT.path, &[], &CHAT.body("Hello", false)).await;
+    assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (429, Some("2")));
+    let sessions = ["s", "t", "u"];
+    let all = join_all(sessions.map(|session| served(&client, CHAT, session))).await;
+    assert_eq!(all, [0; 3]);
+    let calls = world.upstreams[0].calls();
+    assert_eq!(calls.len(), 4);
+    let refused = calls[0].ended_at_ms.expect("the first call has ended");
+    assert!(calls[1..].iter().all(|call| call.at_ms - refused >= 1990), "nobody is called while it cools");
 }
 
 /// S2.14, C01, C03, S1.7: failures below the threshold cool nobody; at the threshold the next request goes elsewhere.
