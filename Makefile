@@ -8,10 +8,10 @@ TRACES ?= ../shared/traces
 
 # Builds and starts Waybill with everything embedded and a demo catalogue on two simulated providers.
 up:
-	$(CARGO) build --release -p waybill
-	target/release/waybill up
+	$(CARGO) run --release -p waybill -- up
 
 # Installs what the tests need and runs them all.
+test: export PATH := $(CURDIR)/tests/.installed/bin:$(PATH)
 test:
 	bash tests/install.sh
 	$(CARGO) build --workspace --all-targets

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use waybill_schema::config::{self, Config};
 
+use crate::table;
+
 /// Validate a configuration file.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -18,14 +20,14 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match read(&args.file)? {
         Ok(config) => {
-            config.warnings.iter().for_each(|warning| println!("{}", line(warning, "warning", args.json)));
-            if !args.json {
-                println!("{}: fine, {} catalogue rows", args.file.display(), config.rows.len());
+            config.warnings.iter().try_for_each(|warning| table::say(line(warning, "warning", args.json)))?;
+            if args.json {
+                return Ok(());
             }
-            Ok(())
+            table::say(format_args!("{}: fine, {} catalogue rows", args.file.display(), config.rows.len()))
         }
         Err(problems) => {
-            problems.iter().for_each(|problem| println!("{}", line(problem, "error", args.json)));
+            problems.iter().try_for_each(|problem| table::say(line(problem, "error", args.json)))?;
             bail!("{} has {} problem(s)", args.file.display(), problems.len());
         }
     }

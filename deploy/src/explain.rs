@@ -23,6 +23,5 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return table::json(&explanation);
     }
-    println!("{explanation}");
-    Ok(())
+    table::say(explanation)
 }

@@ -23,8 +23,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return table::json(&members);
     }
-    table::print(&["member", "failures", "last failure", "cooling", "blocked models"], members.iter().map(row));
-    Ok(())
+    table::print(&["member", "failures", "last failure", "cooling", "blocked models"], members.iter().map(row))
 }
 
 fn row(member: &MemberHealth) -> Vec<String> {

@@ -158,11 +158,11 @@ fn sticky_of(
 
 fn print(answer: &Answer) -> anyhow::Result<()> {
     match (&answer.deployment, &answer.reason) {
-        (Some(deployment), Some(reason)) => println!("{deployment} ({})", Word(reason)),
-        _ => println!("nowhere: no candidate is legal"),
+        (Some(deployment), Some(reason)) => table::say(format_args!("{deployment} ({})", Word(reason)))?,
+        _ => table::say("nowhere: no candidate is legal")?,
     }
     if let Some(sticky) = &answer.sticky {
-        println!("affinity {sticky}: {}", read(&answer.choice.affinity));
+        table::say(format_args!("affinity {sticky}: {}", read(&answer.choice.affinity)))?;
     }
     table::print(
         &["deployment", "priority", "weight", "failures", "excluded"],
@@ -176,8 +176,7 @@ fn print(answer: &Answer) -> anyhow::Result<()> {
                 candidate.excluded.map(|code| format!("{}{until}", Word(code))).unwrap_or_default(),
             ]
         }),
-    );
-    Ok(())
+    )
 }
 
 fn read(affinity: &Affinity) -> String {

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     };
     if let Some(next) = next.filter(|_| !args.json) {
-        println!("more: --after {next}");
+        table::say(format_args!("more: --after {next}"))?;
     }
     Ok(())
 }
@@ -66,8 +66,7 @@ fn show<T: serde::Serialize>(
     if args.json {
         return table::json(paged);
     }
-    table::print(header, paged.entries.iter().map(row));
-    Ok(())
+    table::print(header, paged.entries.iter().map(row))
 }
 
 /// The one scope that has the session; a client's session id alone names no tenant.

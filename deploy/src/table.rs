@@ -1,21 +1,30 @@
 //! Tables for people and JSON for programs: how every reading command prints.
 
+use std::fmt::Display;
+use std::io::Write;
+
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{ContentArrangement, Table};
 use waybill_schema::time::Time;
 
+/// Prints a line or a whole text. A reader that has seen enough closes the pipe: that comes back as an error, which
+/// `main` takes for a good end.
+pub(crate) fn say(text: impl Display) -> anyhow::Result<()> {
+    writeln!(std::io::stdout(), "{text}")?;
+    Ok(())
+}
+
 /// Prints rows under a header.
-pub(crate) fn print(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
+pub(crate) fn print(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> anyhow::Result<()> {
     let mut table = Table::new();
     table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_header(header);
     table.add_rows(rows);
-    println!("{table}");
+    say(table)
 }
 
 /// Prints a value as one JSON document.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
-    Ok(())
+    say(serde_json::to_string_pretty(value)?)
 }
 
 /// A moment as UTC text, to the second.

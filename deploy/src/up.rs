@@ -4,6 +4,7 @@
 //! the configuration becomes a catalogue batch if its hash is new; a new epoch begins; then the door opens.
 
 use std::future::Future;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -101,6 +102,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
     });
     let house = House { gateway: gateway.clone(), readiness: readiness(&gateway, shipper.progress()) };
     greet(listen, demo.as_ref(), &data);
+    tracing::info!(%listen, "serving");
 
     let mut chores = JoinSet::new();
     chores.spawn(show_life(gateway.clone()));
@@ -226,9 +228,13 @@ async fn show_life(gateway: Arc<Gateway>) {
 }
 
 fn greet(listen: SocketAddr, demo: Option<&Demo>, data: &Path) {
-    match demo {
-        Some(demo) => println!("{}", demo.greeting(listen, data)),
-        None => println!("waybill is up at http://{listen}"),
+    let greeting = match demo {
+        Some(demo) => demo.greeting(listen, data),
+        None => format!("waybill is up at http://{listen}"),
+    };
+    // Nobody may be reading, which is no reason not to serve.
+    if let Err(error) = writeln!(std::io::stdout(), "{greeting}") {
+        tracing::warn!(%error, "the greeting could not be printed");
     }
 }
 

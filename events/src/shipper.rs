@@ -23,7 +23,7 @@ use crate::log::{AppendError, Appended, Last, Log, Seq};
 use crate::spool::{Reader, SpoolError, Stop, Stopper, Wake};
 
 /// How long facts may gather between two appends.
-pub const GATHER: Duration = Duration::from_millis(5);
+pub const GATHER: Duration = Duration::from_millis(10);
 /// At most this many frames are appended at once.
 pub const FRAMES_MAX: usize = 16;
 /// The first wait after the log was unavailable; it doubles with each failure.

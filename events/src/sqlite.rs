@@ -20,6 +20,10 @@ use waybill_schema::time::Time;
 
 use crate::log::{AppendError, Appended, Last, Log, ReadError, Seq, StoredFrame};
 
+/// The size of a page of a new file, in bytes: a frame spans many, and each costs two system calls on its way.
+const PAGE_BYTES: u32 = 16 << 10;
+/// Pages in the write-ahead log (64 MiB of them) after which they are moved into the file, which waits for the disk.
+const WAL_PAGES: u32 = 4 << 10;
 /// How long a statement waits for another process that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -51,7 +55,9 @@ impl SqliteLog {
     pub fn open(path: &Path, fold: Fold) -> Result<Self, OpenError> {
         let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.pragma_update(None, "page_size", PAGE_BYTES)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "wal_autocheckpoint", WAL_PAGES)?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         migrate(&mut connection)?;
         Ok(Self { connection, fold })

@@ -81,7 +81,6 @@ impl Marks<'_> {
         set("x-waybill-attempts", Some(HeaderValue::from(self.attempts)));
         set("x-waybill-fallback", Some(HeaderValue::from_static("false")));
         set("x-waybill-deployment", self.deployment.and_then(|name| HeaderValue::from_str(name).ok()));
-        set("access-control-expose-headers", Some(HeaderValue::from_static("x-session-id, x-waybill-request-id")));
     }
 }
 
@@ -94,23 +93,27 @@ pub fn request_id_header(endpoint: Endpoint) -> &'static str {
 }
 
 /// The upstream's reply headers that may reach the client: no hop-by-hop header, no cookie, no quota of the
-/// upstream's organisation, and no framing of a body that is framed anew.
+/// upstream's organisation, no mark that is ours to set, and no framing of a body that is framed anew.
 pub fn passed_on(upstream: &HeaderMap) -> HeaderMap {
-    let named: Vec<&str> = upstream
+    let ends_here = hop_by_hop(upstream);
+    let kept = upstream.iter().filter(|(name, _)| !ends_here(name) && !is_private(name));
+    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// Tells which of `headers` concern one connection only: the known ones, and those that `Connection` names (RFC 9110,
+/// section 7.6.1).
+pub fn hop_by_hop(headers: &HeaderMap) -> impl Fn(&HeaderName) -> bool {
+    let named: Vec<&str> = headers
         .get_all(CONNECTION)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim)
         .collect();
-    let kept = upstream.iter().filter(|(name, _)| {
-        !is_hop_by_hop(name) && !is_private(name) && !named.iter().any(|n| n.eq_ignore_ascii_case(name.as_str()))
-    });
-    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+    move |name| is_hop_by_hop(name) || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
 }
 
-/// Headers that concern one connection only (RFC 9110, section 7.6.1).
-pub fn is_hop_by_hop(name: &HeaderName) -> bool {
+fn is_hop_by_hop(name: &HeaderName) -> bool {
     *name == CONNECTION
         || *name == TRANSFER_ENCODING
         || matches!(
@@ -126,12 +129,12 @@ pub fn is_hop_by_hop(name: &HeaderName) -> bool {
 }
 
 fn is_private(name: &HeaderName) -> bool {
-    const QUOTA_PREFIXES: [&str; 4] = ["x-ratelimit-", "anthropic-ratelimit-", "x-codex-", "x-relay-"];
+    const PREFIXES: [&str; 5] = ["x-ratelimit-", "anthropic-ratelimit-", "x-codex-", "x-relay-", "x-waybill-"];
     *name == CONTENT_LENGTH
         || *name == SET_COOKIE
         || matches!(name.as_str(), "x-request-id" | "request-id" | "openai-organization" | "anthropic-organization-id")
         || matches!(name.as_str(), "retry-after-ms" | "x-session-id" | "alt-svc" | "strict-transport-security")
-        || QUOTA_PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix))
+        || PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix))
 }
 
 /// Whether the reply is an event stream.

@@ -22,7 +22,7 @@ use waybill_routing::select;
 use waybill_routing::session::{self, Identity, Signals, Whose};
 use waybill_schema::catalogue::{Key, Place, Pool};
 use waybill_schema::config::AllCooling;
-use waybill_schema::event::{Choice, Class, Context, Endpoint, Exclusion, Outcome};
+use waybill_schema::event::{Choice, Class, Context, Effect, Endpoint, Exclusion, Outcome};
 use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId};
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
@@ -138,7 +138,8 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
         context,
         begun: arrived.begun,
     });
-    Ok(Journey { gateway, arrived, inbound, bodies: Vec::new() }.travel(flight).await)
+    let deadline = Instant::now() + seconds(arrived.serving.config.retry.timeout_seconds);
+    Ok(Journey { gateway, arrived, inbound, deadline, bodies: Vec::new() }.travel(flight).await)
 }
 
 /// S1.4: the group of `X-Waybill-Group` or of a model written `group/model`, where the key allows it, else the key's.
@@ -211,6 +212,8 @@ struct Journey<'a> {
     gateway: &'a Gateway,
     arrived: &'a Arrived,
     inbound: Inbound<'a>,
+    /// When the whole of a plain answer, or the beginning of a stream, must be there, however many sends it takes.
+    deadline: Instant,
     /// The body as each upstream model wants it; most requests need one.
     bodies: Vec<(ModelName, Bytes)>,
 }
@@ -267,7 +270,7 @@ impl Journey<'_> {
             retry_times: if retry.cross_channel { retry.retry_times } else { 0 },
             sends_max: retry.sends_max,
             backoff_ms: u64::from(retry.backoff_ms),
-            deadline: Time::wall_clock().plus_ms(i64::from(retry.timeout_seconds) * 1000),
+            deadline: Time::wall_clock().plus_ms(millis_until(self.deadline)),
             replay: if self.inbound.background { Replay::RefusedOnly } else { Replay::Free },
         }
     }
@@ -325,24 +328,23 @@ impl Journey<'_> {
         };
         let request = send.request(self.body_for(&place.upstream_model));
         let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
-        let deadline = Instant::now() + self.first_token_limit(flight);
+        let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
             let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
-        match tokio::time::timeout_at(deadline, answer).await {
+        match tokio::time::timeout_at(first_token.min(self.deadline), answer).await {
             Ok(answer) => answer,
-            Err(_) => Err(Failure::transport(Transport::FirstTokenTimeout)),
+            Err(_) if first_token < self.deadline => Err(Failure::transport(Transport::FirstTokenTimeout)),
+            Err(_) => Err(out_of_time(flight)),
         }
     }
 
-    /// The time for the first meaningful frame of a stream, or for the whole of a plain answer.
+    /// The time for the first meaningful frame of a stream; a plain answer has until the request's deadline.
     fn first_token_limit(&self, flight: &Flight) -> Duration {
         let retry = &self.arrived.serving.config.retry;
-        if !self.inbound.stream {
-            return Duration::from_secs(retry.timeout_seconds.into());
-        }
-        Duration::from_secs(flight.first_token_seconds().unwrap_or(retry.first_token_seconds).into())
+        let own = flight.first_token_seconds().unwrap_or(retry.first_token_seconds);
+        seconds(if self.inbound.stream { own } else { retry.timeout_seconds })
     }
 
     /// The body with this upstream's model name; the client's own bytes where nothing changes.
@@ -466,7 +468,7 @@ impl Journey<'_> {
             Answer::Stream { headers, feed, ready, ended } => {
                 let mut passed = answer::passed_on(&headers);
                 marks(&flight, &mut passed);
-                let idle = Duration::from_secs(self.arrived.serving.config.retry.idle_seconds.into());
+                let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
                 let mut relay = Relay::new(*feed, flight, committed, ready, idle);
                 if let Some(class) = ended {
                     relay.complete(class);
@@ -479,7 +481,9 @@ impl Journey<'_> {
     }
 
     fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
-        let wait_ms = failure.verdict.retry_after_ms;
+        // A 429 without Retry-After ends Codex at once; one above a minute is ignored by others (CLIENTS.md, rule 7).
+        let unsaid = (failure.verdict.class == Class::RateLimited).then_some(1000);
+        let wait_ms = failure.verdict.retry_after_ms.or(unsaid);
         let (mut response, code) = match failure.shown {
             Shown::Ours(refusal) => {
                 (refusal.answer(Some(self.arrived.endpoint), flight.request().as_str()), Some(refusal.code()))
@@ -492,9 +496,8 @@ impl Journey<'_> {
             }
         };
         let headers = response.headers_mut();
-        if failure.verdict.class == Class::RateLimited {
-            // A 429 without Retry-After ends Codex at once (CLIENTS.md, rule 7).
-            headers.insert(RETRY_AFTER, retry_after(wait_ms.unwrap_or(1000)));
+        if let Some(ms) = wait_ms {
+            headers.insert(RETRY_AFTER, retry_after(ms));
         }
         if end != End::Final {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
@@ -562,6 +565,24 @@ impl Failure {
         self.learnt.status = status;
         self
     }
+}
+
+/// The request's time is over. It says nothing about a deployment that was given only what others had left of it.
+fn out_of_time(flight: &Flight) -> Failure {
+    let mut failure = Failure::transport(Transport::TotalTimeout);
+    if flight.sends() > 1 {
+        failure.verdict.effect = Effect::None;
+    }
+    failure
+}
+
+fn seconds(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into())
+}
+
+fn millis_until(deadline: Instant) -> i64 {
+    let left = deadline.saturating_duration_since(Instant::now());
+    i64::try_from(left.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn happened(transport: Transport) -> &'static str {

@@ -68,6 +68,9 @@ pub enum Refusal {
     /// No deployment of the model counts tokens.
     #[error("no deployment of this model counts tokens")]
     NotSupported,
+    /// The path is one, the method is not.
+    #[error("this path is not offered with this method")]
+    MethodNotAllowed,
     /// No such path.
     #[error("there is no `{0}` here")]
     NotFound(String),
@@ -137,6 +140,7 @@ impl Refusal {
                 retry: Some(false),
             },
             Self::UpgradeRequired => caller(StatusCode::UPGRADE_REQUIRED, "websocket_not_offered"),
+            Self::MethodNotAllowed => caller(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::NotSupported => Shape {
                 anthropic_type: "not_supported",
                 retry: Some(false),
@@ -161,6 +165,7 @@ impl Refusal {
             | Self::Upstream { .. }
             | Self::UpgradeRequired
             | Self::NotSupported
+            | Self::MethodNotAllowed
             | Self::NotFound(_) => None,
         }
     }

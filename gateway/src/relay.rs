@@ -35,6 +35,8 @@ pub struct Feed {
     observer: Observer,
     /// Keeps the usage chunk, which only Waybill asked for, from the client.
     hides_usage: bool,
+    /// Whether the event before was kept back.
+    hid: bool,
 }
 
 /// An event of a feed and what it means.
@@ -53,7 +55,8 @@ pub struct Cut;
 impl Feed {
     /// Reads `body`, which speaks the dialect of `endpoint`.
     pub fn new(endpoint: Endpoint, body: Incoming, hides_usage: bool) -> Self {
-        Self { endpoint, body, decoder: Some(Decoder::default()), observer: Observer::new(endpoint), hides_usage }
+        let (decoder, observer) = (Some(Decoder::default()), Observer::new(endpoint));
+        Self { endpoint, body, decoder, observer, hides_usage, hid: false }
     }
 
     /// The next event; `Ok(None)` at the end of the stream, `Err` where the connection broke.
@@ -110,8 +113,10 @@ impl Feed {
             Some(data) => self.observer.event(event.name(), data),
             None => Frame::Lifecycle,
         };
-        let hidden = self.hides_usage && matches!(frame, Frame::UsageOnly);
-        let bytes = if hidden { Bytes::new() } else { event.into_raw() };
+        // An event that ends in CR LF is given out at its CR; a LF that comes alone belongs to the event before it.
+        let is_rest = event.raw().as_ref() == b"\n";
+        self.hid = if is_rest { self.hid } else { self.hides_usage && matches!(frame, Frame::UsageOnly) };
+        let bytes = if self.hid { Bytes::new() } else { event.into_raw() };
         Passed { bytes, frame }
     }
 }

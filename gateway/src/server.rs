@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
+use axum::middleware::map_response;
 use axum::routing::{any, get, post};
 use http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_TYPE,
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_TYPE,
 };
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use hyper::server::conn::http1;
@@ -118,15 +120,24 @@ fn router(house: House) -> Router {
         .route("/metrics", get(metrics))
         .route("/", any(|| async { "waybill\n" }))
         .fallback(nothing_here)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(map_response(open_to_pages))
         .with_state(house)
 }
 
-/// CORS: keys travel in headers the page sets itself, so any origin may ask.
+/// CORS: keys travel in headers the page sets itself, so any origin may ask, and read its session (S3.4).
+async fn open_to_pages(mut response: Response<axum::body::Body>) -> Response<axum::body::Body> {
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    let exposed = HeaderValue::from_static("x-session-id, x-waybill-request-id");
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+    response
+}
+
 async fn preflight() -> Response<axum::body::Body> {
     let mut response = Response::new(axum::body::Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, authorization"));
     response
@@ -151,6 +162,10 @@ async fn no_websocket(headers: HeaderMap) -> Response<axum::body::Body> {
 
 async fn nothing_here(headers: HeaderMap, uri: Uri) -> Response<axum::body::Body> {
     answer(&headers, Err(Refusal::NotFound(uri.path().to_owned())))
+}
+
+async fn no_such_method(headers: HeaderMap) -> Response<axum::body::Body> {
+    answer(&headers, Err(Refusal::MethodNotAllowed))
 }
 
 async fn readyz(State(house): State<House>) -> Response<axum::body::Body> {

@@ -15,7 +15,7 @@ use waybill_schema::catalogue::{Channel, Place};
 use waybill_schema::event::Endpoint;
 use waybill_schema::id::GroupId;
 
-use crate::answer::is_hop_by_hop;
+use crate::answer::hop_by_hop;
 use crate::serving::Credential;
 
 /// Idle connections kept to one upstream host.
@@ -92,7 +92,8 @@ impl Send<'_> {
     /// asked for without compression, so that usage can be read from it.
     pub fn request(&self, body: Bytes) -> Option<Request<Full<Bytes>>> {
         let mut headers = HeaderMap::with_capacity(self.headers.len() + 4);
-        for (name, value) in self.headers.iter().filter(|(name, _)| !stays_here(name)) {
+        let ends_here = hop_by_hop(self.headers);
+        for (name, value) in self.headers.iter().filter(|(name, _)| !ends_here(name) && !stays_here(name)) {
             headers.append(name.clone(), value.clone());
         }
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -147,10 +148,9 @@ impl Send<'_> {
     }
 }
 
-/// Request headers that end at the gateway.
+/// End-to-end headers that are meant for the gateway, or are made anew for the upstream.
 fn stays_here(name: &HeaderName) -> bool {
-    is_hop_by_hop(name)
-        || [AUTHORIZATION, COOKIE, HOST, CONTENT_LENGTH, ACCEPT_ENCODING, EXPECT, ORIGIN].contains(name)
+    [AUTHORIZATION, COOKIE, HOST, CONTENT_LENGTH, ACCEPT_ENCODING, EXPECT, ORIGIN].contains(name)
         || matches!(name.as_str(), "x-api-key" | "forwarded" | "via" | "x-real-ip")
         || ["x-waybill-", "x-relay-", "x-forwarded-", "sec-"].iter().any(|prefix| name.as_str().starts_with(prefix))
 }

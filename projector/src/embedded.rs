@@ -47,14 +47,6 @@ pub enum ProjectError {
         /// Its format.
         format: u16,
     },
-    /// The rows cover frames that this projector has not folded: another process writes to the file.
-    #[error("the rows cover frame {rows}, this process has folded only to {folded}: another one projects, too")]
-    Foreign {
-        /// What the rows cover.
-        rows: u64,
-        /// What was folded here.
-        folded: u64,
-    },
     /// SQLite failed.
     #[error("the embedded store failed")]
     Sqlite(#[from] rusqlite::Error),
@@ -115,7 +107,8 @@ pub fn open(path: &Path) -> Result<(SqliteLog, Start), OpenError> {
 pub struct EmbeddedProjector {
     gate: Gate,
     usage: UsageFold,
-    seq: u64,
+    /// The last frame folded.
+    at: Checkpoint,
     /// What the last frames changed, in order: their transaction may yet fail.
     steps: VecDeque<Step>,
 }
@@ -123,7 +116,7 @@ pub struct EmbeddedProjector {
 /// How to go back to before a frame.
 #[derive(Debug)]
 struct Step {
-    seq: u64,
+    at: Checkpoint,
     gate: Gate,
     journal: Journal,
 }
@@ -152,43 +145,63 @@ impl EmbeddedProjector {
         let mut replay = Replay::default();
         replay.run(&transaction, kept.unwrap_or_default().seq, u64::MAX)?;
         let n_quarantined = transaction.query_row("SELECT count(*) FROM quarantine", [], |row| row.get::<_, i64>(0))?;
+        let at = Checkpoint::at(&transaction, replay.seq)?;
         transaction.commit()?;
         let Fold { gate, usage, state, rows, misfits } = replay.fold;
-        let (summary, seq) = (gate.summary(), replay.seq);
+        let (summary, seq) = (gate.summary(), Seq(replay.seq));
         let n_quarantined = n_quarantined.unsigned_abs();
-        let start = Start { state, rows, misfits, summary, n_quarantined, seq: Seq(seq), rebuilt };
-        Ok((Self { gate, usage, seq, steps: VecDeque::new() }, start))
+        let start = Start { state, rows, misfits, summary, n_quarantined, seq, rebuilt };
+        Ok((Self { gate, usage, at, steps: VecDeque::new() }, start))
     }
 
     /// Projects a frame that is being appended, in the transaction that appends it.
+    ///
+    /// Frames that were appended past this projector since its last one are folded first.
     pub fn fold(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame) -> Result<(), rusqlite::Error> {
-        let covered = Checkpoint::read(transaction)?.map_or(0, |checkpoint| checkpoint.seq);
-        self.go_back_to(covered, transaction)?;
-        let mut step = Step { seq: self.seq, gate: self.gate.clone(), journal: Journal::default() };
-        let projected = self.project(transaction, frame, &mut step.journal);
-        self.seq = frame.seq.0;
+        let covered = Checkpoint::read(transaction)?.unwrap_or_default();
+        self.go_back_to(&covered, transaction)?;
+        if self.at.seq + 1 < frame.seq.0 {
+            for missed in frames_between(transaction, self.at.seq, frame.seq.0)? {
+                self.step(transaction, &missed, covered.seq)?;
+            }
+        }
+        Ok(self.step(transaction, frame, covered.seq)?)
+    }
+
+    /// Folds one frame, and writes its rows where they are not `covered` yet.
+    fn step(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame, covered: u64) -> Result<(), ProjectError> {
+        let at = std::mem::replace(&mut self.at, Checkpoint::of(frame.seq.0, String::new()));
+        let mut step = Step { at, gate: self.gate.clone(), journal: Journal::default() };
+        let projected = self.project(transaction, frame, covered, &mut step.journal);
         self.steps.push_back(step);
         if self.steps.len() > STEPS_MAX {
             self.steps.pop_front();
         }
-        Ok(projected?)
+        let (rows, sum) = projected?;
+        self.at = match sum {
+            Some(sum) => Checkpoint::of(frame.seq.0, sum),
+            None => Checkpoint::at(transaction, frame.seq.0)?,
+        };
+        if frame.seq.0 > covered {
+            write(transaction, &rows)?;
+            self.at.write(transaction)?;
+        }
+        Ok(())
     }
 
     /// Brings the fold in memory back to what the transaction holds: frames beyond it were not kept.
-    fn go_back_to(&mut self, covered: u64, transaction: &Transaction<'_>) -> Result<(), ProjectError> {
-        while self.seq > covered
+    fn go_back_to(&mut self, covered: &Checkpoint, transaction: &Transaction<'_>) -> Result<(), ProjectError> {
+        let astray = |at: &Checkpoint| at.seq > covered.seq || (at.seq == covered.seq && at.sum != covered.sum);
+        while astray(&self.at)
             && let Some(step) = self.steps.pop_back()
         {
             self.usage.take_back(step.journal);
-            (self.gate, self.seq) = (step.gate, step.seq);
+            (self.gate, self.at) = (step.gate, step.at);
         }
-        if self.seq > covered {
+        if astray(&self.at) {
             let mut replay = Replay::default();
-            replay.run(transaction, covered, covered)?;
-            (self.gate, self.usage, self.seq) = (replay.fold.gate, replay.fold.usage, covered);
-        }
-        if self.seq < covered {
-            return Err(ProjectError::Foreign { rows: covered, folded: self.seq });
+            replay.run(transaction, covered.seq, covered.seq)?;
+            (self.gate, self.usage, self.at) = (replay.fold.gate, replay.fold.usage, covered.clone());
         }
         Ok(())
     }
@@ -197,11 +210,13 @@ impl EmbeddedProjector {
         &mut self,
         transaction: &Transaction<'_>,
         stored: &StoredFrame,
+        covered: u64,
         journal: &mut Journal,
-    ) -> Result<(), ProjectError> {
+    ) -> Result<(Vec<Row>, Option<String>), ProjectError> {
         let Self { gate, usage, .. } = self;
+        let fresh = stored.seq.0 > covered;
         let mut rows = Vec::new();
-        each_fact(stored, |read| {
+        let sum = each_fact(stored, |read| {
             match read {
                 Read::Fact(fact) => {
                     let verdict = gate.admit(fact);
@@ -212,15 +227,16 @@ impl EmbeddedProjector {
                 }
                 Read::Unread(unread) => {
                     tell(&gate.pass_over(&unread.revision));
-                    rows::quarantine(transaction, stored.seq.0, unread)?;
+                    if fresh {
+                        rows::quarantine(transaction, stored.seq.0, unread)?;
+                    }
                 }
-                Read::NoFrame(error) => rows::quarantine_frame(transaction, stored, &error)?,
+                Read::NoFrame(error) if fresh => rows::quarantine_frame(transaction, stored, &error)?,
+                Read::NoFrame(_) => {}
             }
             Ok(())
         })?;
-        write(transaction, &rows)?;
-        Checkpoint::at(transaction, stored.seq.0)?.write(transaction)?;
-        Ok(())
+        Ok((rows, sum))
     }
 }
 
@@ -240,12 +256,10 @@ impl Replay {
         let mut frames = statement.query([end])?;
         let mut rows = Vec::new();
         while let Some(row) = frames.next()? {
-            let seq = Seq(row.get::<_, i64>(0)?.unsigned_abs());
-            let (stored, sent) = (Time(row.get(1)?), Time(row.get(2)?));
-            let frame = StoredFrame { seq, stored, sent, bytes: row.get(3)? };
+            let frame = stored_frame(row)?;
             self.take(connection, &frame, covered, &mut rows)?;
-            self.seq = seq.0;
-            if seq.0 > covered {
+            self.seq = frame.seq.0;
+            if self.seq > covered {
                 write(connection, &rows)?;
             }
             rows.clear();
@@ -278,8 +292,22 @@ impl Replay {
                 Read::NoFrame(_) => {}
             }
             Ok(())
-        })
+        })?;
+        Ok(())
     }
+}
+
+fn frames_between(connection: &Connection, after: u64, before: u64) -> Result<Vec<StoredFrame>, rusqlite::Error> {
+    let (after, before) = (i64::try_from(after).unwrap_or(i64::MAX), i64::try_from(before).unwrap_or(i64::MAX));
+    let sql = "SELECT seq, stored, sent, body FROM frames WHERE seq > ?1 AND seq < ?2 ORDER BY seq";
+    let mut statement = connection.prepare_cached(sql)?;
+    let frames = statement.query_map([after, before], stored_frame)?;
+    frames.collect()
+}
+
+fn stored_frame(row: &rusqlite::Row<'_>) -> Result<StoredFrame, rusqlite::Error> {
+    let seq = Seq(row.get::<_, i64>(0)?.unsigned_abs());
+    Ok(StoredFrame { seq, stored: Time(row.get(1)?), sent: Time(row.get(2)?), bytes: row.get(3)? })
 }
 
 /// What was read of a frame.
@@ -290,18 +318,20 @@ enum Read<'a> {
     NoFrame(FrameError),
 }
 
-/// Hands everything in a frame to `take`, in order; stops at what a newer program wrote.
+/// Hands everything in a frame to `take`, in order; stops at what a newer program wrote. Gives the frame's sum where
+/// its header can be read.
 fn each_fact(
     frame: &StoredFrame,
     mut take: impl FnMut(Read<'_>) -> Result<(), ProjectError>,
-) -> Result<(), ProjectError> {
+) -> Result<Option<String>, ProjectError> {
     let seq = frame.seq.0;
     let header = match read::header(&frame.bytes) {
         Ok(header) => header,
         Err(FrameError::Newer(format)) => return Err(ProjectError::NewerFrame { seq, format }),
         Err(error @ (FrameError::Header | FrameError::Sum)) => {
             tracing::error!(seq, "frame cannot be read: quarantined");
-            return take(Read::NoFrame(error));
+            take(Read::NoFrame(error))?;
+            return Ok(None);
         }
     };
     for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
@@ -316,14 +346,13 @@ fn each_fact(
             }
         }
     }
-    Ok(())
+    Ok(Some(header.sum))
 }
 
 fn write(connection: &Connection, rows: &[Row]) -> Result<(), rusqlite::Error> {
-    for row in rows {
-        if !rows::insert(connection, row)? {
-            tracing::error!(?row, "row stands already: the first one stays");
-        }
+    let n_left_out = rows::insert(connection, rows)?;
+    if n_left_out > 0 {
+        tracing::error!(n_left_out, "rows stand already: the first ones stay");
     }
     Ok(())
 }
@@ -561,6 +590,56 @@ mod tests {
             .query_row("SELECT count(*) FROM usage_attempts WHERE class = 'success'", [], |row| row.get(0))
             .expect("the rows can be read");
         assert_eq!((n, projector.gate.summary().duplicates), (1, 0));
+    }
+
+    /// Two handles on one file, as a process has that ships its own facts and edits the catalogue.
+    #[test]
+    fn frames_that_another_handle_appended_are_folded_first() {
+        let mut store = Store::new();
+        let (mut second, _) = open(&store.dir.path().join("waybill.db")).expect("the file opens twice");
+        failed_over(&mut store);
+        let mut other = Teller::new("other");
+        let facts = [other.starts(0), other.selects(10, "o", 1, "a"), other.starts(20)];
+        let frames: Vec<Frame> = facts.iter().map(|fact| other.seals(std::slice::from_ref(fact))).collect();
+        let appended = second.append(&frames[..2], None, Time(0)).expect("the log takes the frames");
+        let facts = [store.gateway.selects(200, "q", 1, "a"), store.gateway.starts(300)];
+        store.tell(&facts[..1]);
+        second.append(&frames[2..], appended.last().map(|frame| frame.seq), Time(0)).expect("the log takes the frame");
+        store.tell(&facts[1..]);
+        let outcomes = store.rows("SELECT request_id, outcome FROM usage_events ORDER BY 1");
+        assert_eq!(outcomes, ["o abandoned", "q abandoned", "r success"]);
+        let expected = store.everything();
+        let store = store.reopen().expect("the file opens again");
+        assert_eq!((store.everything(), store.start.rebuilt), (expected, false));
+    }
+
+    #[test]
+    fn a_failed_transaction_longer_than_the_steps_kept_is_folded_anew_from_the_log() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let (path, at) = (store.dir.path().join("waybill.db"), Seq(6));
+        let (mut projector, _) = EmbeddedProjector::resume(store.log.connection()).expect("the log can be folded");
+        let mut log = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("the file opens");
+        let n = STEPS_MAX + 1;
+        let facts: Vec<Fact> = (0..n)
+            .flat_map(|n| {
+                let (gw, request) = (&mut store.gateway, format!("q-{n}"));
+                [gw.selects(200, &request, 1, "a"), gw.ends_send(250, &request, 1, Class::Success)]
+            })
+            .collect();
+        let frames: Vec<Frame> = facts.chunks(2).map(|facts| store.gateway.seals(facts)).collect();
+        log.append(&frames, Some(at), Time(0)).expect("the log takes the frames");
+        let stored = log.read(at, n).expect("the log can be read");
+        for kept in [false, true] {
+            let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
+                .expect("a transaction can begin");
+            stored.iter().for_each(|frame| projector.fold(&transaction, frame).expect("the frame can be folded"));
+            if kept {
+                transaction.commit().expect("the transaction can be committed");
+            }
+        }
+        let sends = store.rows("SELECT count(*) FROM usage_attempts WHERE request_id LIKE 'q-%'");
+        assert_eq!((sends, projector.usage.n_open()), (vec![n.to_string()], n));
     }
 
     #[test]

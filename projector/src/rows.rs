@@ -1,6 +1,6 @@
 //! The rows of the embedded store, as SQL.
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, Statement, params};
 use waybill_events::log::StoredFrame;
 use waybill_projections::read::Unread;
 use waybill_projections::usage::{Row, UsageAttempt, UsageEvent};
@@ -36,7 +36,12 @@ impl Checkpoint {
     pub(crate) fn at(connection: &Connection, seq: u64) -> Result<Self, rusqlite::Error> {
         let mut statement = connection.prepare_cached("SELECT sum FROM frames WHERE seq = ?1")?;
         let sum: Option<String> = statement.query_row([integer(seq)], |row| row.get(0)).optional()?;
-        Ok(Self { seq, sum: sum.unwrap_or_default(), fold_version: FOLD_VERSION })
+        Ok(Self::of(seq, sum.unwrap_or_default()))
+    }
+
+    /// A checkpoint of today's fold at frame `seq`, whose sum is `sum`.
+    pub(crate) fn of(seq: u64, sum: String) -> Self {
+        Self { seq, sum, fold_version: FOLD_VERSION }
     }
 
     pub(crate) fn write(&self, connection: &Connection) -> Result<(), rusqlite::Error> {
@@ -56,13 +61,21 @@ pub(crate) fn clear(connection: &Connection) -> Result<(), rusqlite::Error> {
     )
 }
 
-/// Writes a row; false where one with its key stands already, which then stays.
-pub(crate) fn insert(connection: &Connection, row: &Row) -> Result<bool, rusqlite::Error> {
-    let n = match row {
-        Row::Event(row) => insert_event(connection, row)?,
-        Row::Attempt(row) => insert_attempt(connection, row)?,
-    };
-    Ok(n == 1)
+/// Writes `rows`; a row whose key stands already is left out, and counted in what is returned.
+pub(crate) fn insert(connection: &Connection, rows: &[Row]) -> Result<usize, rusqlite::Error> {
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    let mut events = connection.prepare_cached(INSERT_EVENT)?;
+    let mut attempts = connection.prepare_cached(INSERT_ATTEMPT)?;
+    let mut n_left_out = rows.len();
+    for row in rows {
+        n_left_out -= match row {
+            Row::Event(row) => insert_event(&mut events, row)?,
+            Row::Attempt(row) => insert_attempt(&mut attempts, row)?,
+        };
+    }
+    Ok(n_left_out)
 }
 
 /// Keeps a line that cannot be decoded.
@@ -85,15 +98,24 @@ fn keep(connection: &Connection, seq: u64, line: u32, why: &str, bytes: &[u8]) -
     Ok(())
 }
 
-fn insert_event(connection: &Connection, row: &UsageEvent) -> Result<usize, rusqlite::Error> {
-    let sql = "INSERT INTO usage_events (request_id, started, ended, scope, key_id, group_id, model, endpoint, stream,
+const INSERT_EVENT: &str =
+    "INSERT INTO usage_events (request_id, started, ended, scope, key_id, group_id, model, endpoint, stream,
                    session_id, session_source, signal, sticky_type, sticky_hit, fallback, outcome, error_class, code,
                    status, attempts, deployment, latency_ms, seq_first, seq_last)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
                    ?22, ?23, ?24)
                ON CONFLICT DO NOTHING";
+
+const INSERT_ATTEMPT: &str =
+    "INSERT INTO usage_attempts (request_id, attempt, started, ended, member, deployment, upstream_model,
+                   reason, class, status, latency_ms, first_token_ms, input, output, cached, cache_write, reasoning,
+                   estimated, cost_nano, served_model)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
+               ON CONFLICT DO NOTHING";
+
+fn insert_event(statement: &mut Statement<'_>, row: &UsageEvent) -> Result<usize, rusqlite::Error> {
     let context = &row.context;
-    connection.prepare_cached(sql)?.execute(params![
+    statement.execute(params![
         row.request.as_str(),
         row.started.0,
         row.ended.0,
@@ -121,14 +143,9 @@ fn insert_event(connection: &Connection, row: &UsageEvent) -> Result<usize, rusq
     ])
 }
 
-fn insert_attempt(connection: &Connection, row: &UsageAttempt) -> Result<usize, rusqlite::Error> {
-    let sql = "INSERT INTO usage_attempts (request_id, attempt, started, ended, member, deployment, upstream_model,
-                   reason, class, status, latency_ms, first_token_ms, input, output, cached, cache_write, reasoning,
-                   estimated, cost_nano, served_model)
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)
-               ON CONFLICT DO NOTHING";
+fn insert_attempt(statement: &mut Statement<'_>, row: &UsageAttempt) -> Result<usize, rusqlite::Error> {
     let Usage { input, output, cached, cache_write, reasoning } = row.usage;
-    connection.prepare_cached(sql)?.execute(params![
+    statement.execute(params![
         row.request.as_str(),
         row.attempt,
         row.started.0,

@@ -1,12 +1,23 @@
 //! Worlds: the real binary, real sockets, scripted upstreams. Expected values come from the upstreams' own call logs.
 
 mod client;
+mod dialect;
 mod log;
+mod program;
 mod said;
+mod wiretap;
 mod world;
 
 mod basics;
+mod bytes;
+mod clients;
+mod codex;
 mod death;
+mod errors;
+mod failover;
+mod identity;
 mod kill;
+mod readme;
 mod redecide;
 mod shutdown;
+mod streams;

@@ -19,7 +19,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const KEY: &str = "sk-world";
 
 /// The environment of the binary.
-const SECRETS: [(&str, &str); 3] = [("TESTER_KEY", KEY), ("OTHER_KEY", "sk-other"), ("UPSTREAM_KEY", "sk-upstream")];
+const SECRETS: [(&str, &str); 4] =
+    [("TESTER_KEY", KEY), ("OTHER_KEY", "sk-other"), ("BOTH_KEY", "sk-both"), ("UPSTREAM_KEY", "sk-upstream")];
 
 /// A running gateway and its upstreams.
 pub(crate) struct World {
@@ -43,8 +44,20 @@ pub(crate) struct Plan {
     pub(crate) settings: String,
     /// What a member says beside its channel and group, by upstream.
     pub(crate) members: Vec<String>,
-    /// Further lines of the group.
+    /// Further fields of the group.
     pub(crate) group: String,
+    /// Further fields of every channel.
+    pub(crate) channel: String,
+    /// Further rows of the catalogue: groups, routes and keys, each one line of YAML.
+    pub(crate) rows: Rows,
+}
+
+/// Rows of a catalogue beside those that every world has.
+#[derive(Default)]
+pub(crate) struct Rows {
+    pub(crate) groups: Vec<String>,
+    pub(crate) routes: Vec<String>,
+    pub(crate) keys: Vec<String>,
 }
 
 impl Plan {
@@ -55,6 +68,8 @@ impl Plan {
             settings: "retry: { backoff_ms: 1 }\n".to_owned(),
             members: names.iter().map(|_| "priority: 10".to_owned()).collect(),
             group: String::new(),
+            channel: String::new(),
+            rows: Rows::default(),
         }
     }
 
@@ -70,16 +85,22 @@ impl Plan {
             let name = &settings.name;
             channels.push_str(&format!(
                 "    - {{ id: {name}, base_url: 'http://{}/v1', dialects: [chat, responses, messages, embeddings], \
-                 api_keys: ['env:UPSTREAM_KEY'], models: [gpt] }}\n",
-                running.addr
+                 api_keys: ['env:UPSTREAM_KEY'], models: [gpt], {} }}\n",
+                running.addr, self.channel
             ));
             members.push_str(&format!("        - {{ channel: {name}, group: main, {member} }}\n"));
         }
+        let lines = |rows: &[String]| rows.iter().map(|row| format!("    - {row}\n")).collect::<String>();
+        let Rows { groups, routes, keys } = &self.rows;
         format!(
-            "{}\ncatalogue:\n  channels:\n{channels}  groups:\n    - {{ id: main, {} }}\n  routes:\n    - model: gpt\n      \
-             members:\n{members}  keys:\n    - {{ id: tester, key: 'env:TESTER_KEY', group: main, expose_route: true }}\n    \
-             - {{ id: other, key: 'env:OTHER_KEY', group: main, expose_route: true }}\n",
-            self.settings, self.group
+            "{}\ncatalogue:\n  channels:\n{channels}  groups:\n    - {{ id: main, {} }}\n{}  routes:\n    - \
+             model: gpt\n      members:\n{members}{}  keys:\n    - {{ id: tester, key: 'env:TESTER_KEY', group: main, expose_route: true }}\n    \
+             - {{ id: other, key: 'env:OTHER_KEY', group: main, expose_route: true }}\n{}",
+            self.settings,
+            self.group,
+            lines(groups),
+            lines(routes),
+            lines(keys)
         )
     }
 }
@@ -94,10 +115,15 @@ impl World {
         }
         let folder = TempDir::new().expect("a temporary folder can be made");
         let config = folder.path().join("waybill.yaml");
-        std::fs::write(&config, plan.yaml(&upstreams)).expect("the configuration can be written");
         let mut world = Self { folder, upstreams, names, config, gateway: None };
+        world.configure(&plan);
         world.restart().await;
         world
+    }
+
+    /// Writes the configuration that the next start reads.
+    pub(crate) fn configure(&self, plan: &Plan) {
+        std::fs::write(&self.config, plan.yaml(&self.upstreams)).expect("the configuration can be written");
     }
 
     /// Starts the gateway, again after a kill.
@@ -165,6 +191,11 @@ impl World {
         assert!(ended.success(), "the gateway ended with {ended}");
     }
 
+    /// Where the gateway listens.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.gateway.as_ref().expect("the gateway runs").addr
+    }
+
     /// A client with the world's key.
     pub(crate) fn client(&self) -> Client {
         self.client_with(KEY)
@@ -219,11 +250,6 @@ impl World {
         self.upstreams.iter().flat_map(|upstream| upstream.calls()).collect()
     }
 
-    /// Where the gateway listens.
-    pub(crate) fn addr(&self) -> SocketAddr {
-        self.gateway.as_ref().expect("the gateway runs").addr
-    }
-
     /// Holds the log as another process that writes to it would, until the connection is dropped.
     pub(crate) fn holds_the_log(&self) -> rusqlite::Connection {
         let holder = rusqlite::Connection::open(self.data().join("waybill.db")).expect("the log can be opened");
@@ -241,6 +267,27 @@ impl World {
     pub(crate) fn database(&self) -> rusqlite::Connection {
         let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
         rusqlite::Connection::open_with_flags(self.data().join("waybill.db"), flags).expect("the log can be opened")
+    }
+
+    /// What a query of the log's database gives: a line a row, its columns joined by `|`. All facts are in it once the
+    /// gateway has been stopped.
+    pub(crate) fn table(&self, sql: &str) -> Vec<String> {
+        use rusqlite::types::Value;
+        let database = self.database();
+        let mut statement = database.prepare(sql).expect("the query is valid");
+        let columns = statement.column_count();
+        let text = |value| match value {
+            Value::Null => "-".to_owned(),
+            Value::Integer(number) => number.to_string(),
+            Value::Text(text) => text,
+            Value::Real(_) | Value::Blob(_) => panic!("the tables under test hold integers and texts"),
+        };
+        let line = |row: &rusqlite::Row<'_>| {
+            let cells: rusqlite::Result<Vec<String>> = (0..columns).map(|at| row.get(at).map(text)).collect();
+            Ok(cells?.join("|"))
+        };
+        let rows = statement.query_map([], line).expect("the query runs");
+        rows.collect::<rusqlite::Result<_>>().expect("the rows can be read")
     }
 
     /// Runs a reading command of the binary on the world's data and gives its standard output.

@@ -1,0 +1,89 @@
+//! Waybill as its users run it: `waybill up` on a configuration of its own, everything embedded, full log.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+
+use crate::process::Program;
+
+/// The caller's secret.
+pub(crate) const KEY: &str = "sk-bench";
+/// The model that every upstream serves.
+pub(crate) const MODEL: &str = "bench-model";
+/// The core that whatever is measured is pinned to.
+pub(crate) const MEASURED_CORE: usize = 0;
+
+/// A binary and the folder in which its instances keep their things.
+#[derive(Debug)]
+pub(crate) struct Gateways {
+    binary: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+/// A running instance.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    /// The process.
+    pub(crate) program: Program,
+    /// Where it listens, `host:port`.
+    pub(crate) address: String,
+}
+
+impl Gateways {
+    /// A new folder for instances of `binary`.
+    pub(crate) fn new(binary: &Path) -> anyhow::Result<Self> {
+        ensure!(binary.is_file(), "{} is not there: build it, or name it with --waybill", binary.display());
+        let folder = tempfile::tempdir()?;
+        std::fs::write(folder.path().join("caller.key"), KEY)?;
+        Ok(Self { binary: binary.to_owned(), folder })
+    }
+
+    /// Starts an instance over equal `upstreams`, each `host:port`; the same `data` name finds the same log again.
+    pub(crate) async fn start(&self, data: &str, upstreams: &[String]) -> anyhow::Result<Gateway> {
+        let folder = self.folder.path();
+        let (config, log) = (folder.join("waybill.yaml"), folder.join("waybill.err"));
+        std::fs::write(&config, yaml(upstreams, &folder.join("caller.key")))?;
+        let text = |path: &Path| path.display().to_string();
+        let (config, data) = (text(&config), text(&folder.join(data)));
+        let args = ["up", "--config", &config, "--data", &data, "--listen", "127.0.0.1:0"].map(str::to_owned);
+        let mut program = Program::start("waybill", MEASURED_CORE, &self.binary, &args, Some(&log))?;
+        let said = program.line().await;
+        let said = said.with_context(|| std::fs::read_to_string(&log).unwrap_or_default())?;
+        Ok(Gateway { program, address: address(&said)? })
+    }
+}
+
+/// The `host:port` of the URL at the end of a program's first line.
+pub(crate) fn address(line: &str) -> anyhow::Result<String> {
+    let (_, address) = line.rsplit_once("http://").with_context(|| format!("no address in `{line}`"))?;
+    Ok(address.trim().trim_end_matches('/').to_owned())
+}
+
+fn yaml(upstreams: &[String], key: &Path) -> String {
+    const TAKES: &str = "a string takes every write";
+    let mut text = String::from("catalogue:\n  channels:\n");
+    for (n, upstream) in upstreams.iter().enumerate() {
+        writeln!(text, "    - {{ id: d{n}, base_url: 'http://{upstream}/v1', dialects: [chat] }}").expect(TAKES);
+    }
+    writeln!(text, "  groups: [{{ id: bench, display_name: Bench, public_models: [{MODEL}] }}]").expect(TAKES);
+    writeln!(text, "  routes:\n    - model: {MODEL}\n      members:").expect(TAKES);
+    for n in 0..upstreams.len() {
+        writeln!(text, "        - {{ channel: d{n}, group: bench, priority: 10, weight: 100 }}").expect(TAKES);
+    }
+    writeln!(text, "  keys: [{{ id: bench, key: 'file:{}', group: bench }}]", key.display()).expect(TAKES);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_at_the_end_of_a_line() {
+        let check = |line: &str| assert_eq!(address(line).expect("an address"), "127.0.0.1:4000");
+        check("waybill is up at http://127.0.0.1:4000");
+        check("http://127.0.0.1:4000/");
+        assert!(address("nothing").is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! `waybill-bench`: prompt-cache hits on real traces, overhead beside a bare pass-through, and a live replay.
+//!
+//! Each part prints what it measured; the gates follow at the end, one line each, and a gate that fails makes the
+//! exit code 1. The programs that the overhead part needs beside Waybill are further subcommands of this binary.
+
+mod cache;
+mod draws;
+mod floor;
+mod gate;
+mod gateway;
+mod live;
+mod load;
+mod overhead;
+mod prefix;
+mod process;
+mod routing;
+mod trace;
+mod upstream;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::{Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+use crate::gate::Gate;
+
+/// Measures Waybill.
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything, then the gates
+    All(Where),
+    /// Prompt-cache hits on real traces, in virtual time
+    Cache(Where),
+    /// CPU, latency and memory beside a bare pass-through
+    Overhead(Where),
+    /// A short replay through a real gateway over simulated providers
+    Live(Where),
+    /// A bare pass-through to UPSTREAM
+    #[command(hide = true)]
+    Floor { upstream: SocketAddr },
+    /// An upstream of fixed answers
+    #[command(hide = true)]
+    Upstream,
+    /// A load of chats or streams
+    #[command(hide = true)]
+    Load(load::Args),
+}
+
+/// Where things lie.
+#[derive(clap::Args)]
+struct Where {
+    /// The folder of the traces
+    #[arg(long, default_value = "../shared/traces")]
+    traces: PathBuf,
+    /// The binary to measure
+    #[arg(long, default_value = "target/release/waybill")]
+    waybill: PathBuf,
+}
+
+/// The longest run of a part; one that hangs is ended, with all that it has started.
+const PART_TIME_MAX: Duration = Duration::from_secs(300);
+
+fn main() -> anyhow::Result<ExitCode> {
+    let gates = match Cli::parse().command {
+        // As many workers as the process may use cores: what Waybill has, too.
+        Command::Floor { upstream } => {
+            return serve(&Builder::new_multi_thread().enable_all().build()?, floor::serve(upstream));
+        }
+        Command::Upstream => return serve(&one_core()?, upstream::serve()),
+        Command::Load(args) => return serve(&one_core()?, load::run(args)),
+        Command::Cache(place) => cache::run(&place.traces)?,
+        Command::Live(place) => guarded(live::run(&place.traces, &place.waybill))?,
+        Command::Overhead(place) => guarded(overhead::run(&place.waybill))?,
+        Command::All(place) => all(&place)?,
+    };
+    println!();
+    gates.iter().for_each(|gate| println!("{gate}"));
+    Ok(if gates.iter().all(Gate::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
+    let mut gates = cache::run(&place.traces)?;
+    println!();
+    gates.extend(guarded(live::run(&place.traces, &place.waybill))?);
+    println!();
+    gates.extend(guarded(overhead::run(&place.waybill))?);
+    Ok(gates)
+}
+
+fn one_core() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+fn serve(runtime: &Runtime, program: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    runtime.block_on(program).map(|()| ExitCode::SUCCESS)
+}
+
+/// Runs a part that starts programs, unless its time is over or a signal comes first: the programs end with it.
+fn guarded(part: impl Future<Output = anyhow::Result<Vec<Gate>>>) -> anyhow::Result<Vec<Gate>> {
+    one_core()?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            gates = part => gates,
+            () = tokio::time::sleep_until(Instant::now() + PART_TIME_MAX) => bail!("the bench took too long"),
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+            _ = terminate.recv() => bail!("terminated"),
+        }
+    })
+}

