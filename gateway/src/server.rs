@@ -77,6 +77,8 @@ pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output
     if drained.is_err() {
         tracing::warn!("open requests were cut off at shutdown");
     }
+    // Waits until those that were cut off have recorded their end.
+    connections.shutdown().await;
 }
 
 /// Out of file descriptors, for example: the connection waits in the kernel's queue while others end.

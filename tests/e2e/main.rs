@@ -2,7 +2,9 @@
 
 mod client;
 mod dialect;
+mod log;
 mod program;
+mod said;
 mod wiretap;
 mod world;
 
@@ -10,8 +12,12 @@ mod basics;
 mod bytes;
 mod clients;
 mod codex;
+mod death;
 mod errors;
 mod failover;
 mod identity;
+mod kill;
 mod readme;
+mod redecide;
+mod shutdown;
 mod streams;

@@ -3,21 +3,30 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use waybill_simulator::{Running, Settings, Simulator};
+use waybill_simulator::{Call, Running, Settings, Simulator};
 
 use crate::client::Client;
 
+/// How long anything that must happen may take before a test gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The secret of the one key of every world.
 pub(crate) const KEY: &str = "sk-world";
+
+/// The environment of the binary.
+const SECRETS: [(&str, &str); 4] =
+    [("TESTER_KEY", KEY), ("OTHER_KEY", "sk-other"), ("BOTH_KEY", "sk-both"), ("UPSTREAM_KEY", "sk-upstream")];
 
 /// A running gateway and its upstreams.
 pub(crate) struct World {
     pub(crate) folder: TempDir,
     pub(crate) upstreams: Vec<Running>,
+    names: Vec<String>,
     config: PathBuf,
     gateway: Option<Process>,
 }
@@ -100,12 +109,13 @@ impl World {
     /// Starts the upstreams, writes the configuration and starts the gateway.
     pub(crate) async fn start(plan: Plan) -> Self {
         let mut upstreams = Vec::new();
+        let names = plan.upstreams.iter().map(|settings| settings.name.clone()).collect();
         for settings in &plan.upstreams {
             upstreams.push(Simulator::start(settings.clone()).await.expect("an upstream starts"));
         }
         let folder = TempDir::new().expect("a temporary folder can be made");
         let config = folder.path().join("waybill.yaml");
-        let mut world = Self { folder, upstreams, config, gateway: None };
+        let mut world = Self { folder, upstreams, names, config, gateway: None };
         world.configure(&plan);
         world.restart().await;
         world
@@ -118,22 +128,7 @@ impl World {
 
     /// Starts the gateway, again after a kill.
     pub(crate) async fn restart(&mut self) {
-        let mut child = Command::new(binary())
-            .args(["up", "--listen", "127.0.0.1:0", "--config"])
-            .arg(&self.config)
-            .arg("--data")
-            .arg(self.data())
-            .envs([
-                ("TESTER_KEY", KEY),
-                ("OTHER_KEY", "sk-other"),
-                ("BOTH_KEY", "sk-both"),
-                ("UPSTREAM_KEY", "sk-upstream"),
-            ])
-            .env("RUST_LOG", "warn")
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the gateway starts");
+        let mut child = self.spawn();
         let stdout = child.stdout.take().expect("stdout is piped");
         let mut lines = BufReader::new(stdout).lines();
         let addr = loop {
@@ -146,6 +141,29 @@ impl World {
         self.gateway = Some(Process { child, addr });
     }
 
+    /// Starts the gateway and kills it after so many looks at its spool (some microseconds each), ready or not.
+    pub(crate) async fn kill_while_it_starts(&self, n_looks: u64) {
+        let mut child = self.spawn();
+        for _ in 0..n_looks {
+            std::fs::read_dir(self.data().join("spool")).expect("the spool stays where it is");
+        }
+        child.kill().await.expect("the gateway can be killed");
+    }
+
+    fn spawn(&self) -> Child {
+        Command::new(binary())
+            .args(["up", "--listen", "127.0.0.1:0", "--config"])
+            .arg(&self.config)
+            .arg("--data")
+            .arg(self.data())
+            .envs(SECRETS)
+            .env("RUST_LOG", "warn")
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the gateway starts")
+    }
+
     /// Kills the gateway where it stands.
     pub(crate) async fn kill(&mut self) {
         let mut process = self.gateway.take().expect("the gateway runs");
@@ -154,10 +172,21 @@ impl World {
 
     /// Ends the gateway as an operator would, so that all its facts are in the log.
     pub(crate) async fn stop(&mut self) {
-        let mut process = self.gateway.take().expect("the gateway runs");
+        self.ask_to_stop().await;
+        self.stopped().await;
+    }
+
+    /// Asks the gateway to end, as an operator would.
+    pub(crate) async fn ask_to_stop(&self) {
+        let process = self.gateway.as_ref().expect("the gateway runs");
         let pid = process.child.id().expect("the gateway runs").to_string();
         let asked = Command::new("kill").args(["-TERM", &pid]).status().await.expect("kill runs");
         assert!(asked.success());
+    }
+
+    /// Waits for the end of a gateway that was asked to.
+    pub(crate) async fn stopped(&mut self) {
+        let mut process = self.gateway.take().expect("the gateway runs");
         let ended = process.child.wait().await.expect("the gateway ends");
         assert!(ended.success(), "the gateway ended with {ended}");
     }
@@ -175,6 +204,58 @@ impl World {
     /// A client with another key.
     pub(crate) fn client_with(&self, key: &str) -> Client {
         Client::new(self.addr(), key)
+    }
+
+    /// Waits until the log has every fact of the gateway, which must be at rest; gives what `/readyz` says then.
+    pub(crate) async fn settled(&self) -> Value {
+        let client = self.client();
+        let settled = async {
+            loop {
+                let mut ready = client.get("/readyz", &[]).await.json();
+                if ready["detail"]["log"]["lag_facts"] == 0 {
+                    return ready["detail"].take();
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, settled).await.expect("the facts reach the log")
+    }
+
+    /// Waits until `holds` is true of the calls of all upstreams together.
+    pub(crate) async fn calls_until(&self, holds: impl Fn(&[Call]) -> bool) -> Vec<Call> {
+        let held = async {
+            loop {
+                let logs: Vec<Vec<Call>> = self.upstreams.iter().map(|upstream| upstream.calls()).collect();
+                let calls = logs.concat();
+                if holds(&calls) {
+                    return calls;
+                }
+                let moved = self.upstreams.iter().zip(&logs).map(|(upstream, log)| {
+                    let seen = progress(log);
+                    Box::pin(upstream.wait_for(move |calls| progress(calls) != seen))
+                });
+                futures_util::future::select_all(moved).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, held).await.expect("the upstreams are called")
+    }
+
+    /// An upstream, by its name.
+    pub(crate) fn upstream(&self, name: &str) -> &Running {
+        let named = self.names.iter().zip(&self.upstreams).find(|(known, _)| *known == name);
+        named.expect("the plan names it").1
+    }
+
+    /// The calls of all upstreams.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.upstreams.iter().flat_map(|upstream| upstream.calls()).collect()
+    }
+
+    /// Holds the log as another process that writes to it would, until the connection is dropped.
+    pub(crate) fn holds_the_log(&self) -> rusqlite::Connection {
+        let holder = rusqlite::Connection::open(self.data().join("waybill.db")).expect("the log can be opened");
+        holder.busy_timeout(PATIENCE).expect("a time-out can be set");
+        holder.execute_batch("BEGIN IMMEDIATE").expect("the log can be held");
+        holder
     }
 
     /// The gateway's data folder.
@@ -211,11 +292,23 @@ impl World {
 
     /// Runs a reading command of the binary on the world's data and gives its standard output.
     pub(crate) async fn command(&self, args: &[&str]) -> String {
-        let output =
-            Command::new(binary()).args(args).arg("--data").arg(self.data()).output().await.expect("the command runs");
+        let output = Command::new(binary())
+            .args(args)
+            .arg("--data")
+            .arg(self.data())
+            .envs(SECRETS)
+            .output()
+            .await
+            .expect("the command runs");
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("the output is text")
     }
+}
+
+/// How far calls have come: how many there are, the events they have written, and how many have ended.
+fn progress(calls: &[Call]) -> (usize, u32, usize) {
+    let events = calls.iter().map(|call| call.events).sum();
+    (calls.len(), events, calls.iter().filter(|call| call.end.is_some()).count())
 }
 
 /// The binary under test: built by `make test` beside the test binaries.

@@ -1,0 +1,96 @@
+//! The log of a world, read beside the gateway that writes it and folded afresh from its first frame.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use waybill_events::log::{Log, Seq, StoredFrame};
+use waybill_events::sqlite::SqliteLog;
+use waybill_projections::chain::Chains;
+use waybill_projections::fold::Fold;
+use waybill_projections::gate::Verdict;
+use waybill_projections::usage::{Row, UsageAttempt};
+use waybill_schema::event::{Class, Event, Fact};
+use waybill_schema::id::RequestId;
+
+/// More frames than any test writes.
+const FRAMES_MAX: usize = 1_000_000;
+
+/// All that the log says.
+pub(crate) struct Told {
+    /// The last frame.
+    pub(crate) head: Seq,
+    pub(crate) facts: Vec<Fact>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) fold: Fold,
+}
+
+/// Reads and folds the log in the data folder `data`, and checks that it is whole: sums, chains, numbers, lines.
+pub(crate) fn told(data: &Path) -> Told {
+    let (mut chains, mut fold) = (Chains::default(), Fold::default());
+    let (mut head, mut facts, mut rows) = (Seq::START, Vec::new(), Vec::new());
+    for frame in frames_after(data, Seq::START) {
+        head = frame.seq;
+        let (header, lines) = frame.facts().expect("a frame is whole");
+        assert_eq!(chains.follow(&header), Ok(()), "frame {head}");
+        for line in lines {
+            let fact = line.expect("a line is a fact");
+            assert_eq!(fold.apply(&fact, head.0, &mut rows), Verdict::Fold, "{}", fact.revision);
+            facts.push(fact);
+        }
+    }
+    assert!(!fold.gate.summary().tainted() && fold.misfits.is_empty() && fold.usage.orphans() == 0);
+    Told { head, facts, rows, fold }
+}
+
+/// The facts behind frame `head`.
+pub(crate) fn facts_after(data: &Path, head: Seq) -> Vec<Fact> {
+    let facts = |frame: StoredFrame| frame.facts().expect("a frame is whole").1;
+    frames_after(data, head).into_iter().flat_map(facts).map(|line| line.expect("a line is a fact")).collect()
+}
+
+fn frames_after(data: &Path, head: Seq) -> Vec<StoredFrame> {
+    let mut log = SqliteLog::open_read_only(&data.join("waybill.db")).expect("the log can be read");
+    log.read(head, FRAMES_MAX).expect("the log can be read")
+}
+
+impl Told {
+    /// The attempt rows of each request that has a row itself, by its session.
+    pub(crate) fn attempts_by_session(&self) -> BTreeMap<&str, Vec<&UsageAttempt>> {
+        let mut sessions: BTreeMap<&RequestId, &str> = BTreeMap::new();
+        for row in &self.rows {
+            if let Row::Event(event) = row {
+                sessions.insert(&event.request, event.context.session.as_str());
+            }
+        }
+        let mut attempts: BTreeMap<&str, Vec<&UsageAttempt>> =
+            sessions.values().map(|session| (*session, Vec::new())).collect();
+        for attempt in self.attempts() {
+            let session = sessions.get(&attempt.request).expect("a send belongs to a request with a row");
+            attempts.entry(session).or_default().push(attempt);
+        }
+        attempts
+    }
+
+    /// The attempt rows.
+    pub(crate) fn attempts(&self) -> impl Iterator<Item = &UsageAttempt> {
+        self.rows.iter().filter_map(|row| match row {
+            Row::Attempt(attempt) => Some(&**attempt),
+            Row::Event(_) => None,
+        })
+    }
+
+    /// How many attempt rows have this class.
+    pub(crate) fn n_attempts(&self, class: Class) -> usize {
+        self.attempts().filter(|attempt| attempt.class == class).count()
+    }
+
+    /// The facts whose event `pick` picks.
+    pub(crate) fn pick<T>(&self, pick: impl Fn(&Event) -> Option<&T>) -> Vec<&T> {
+        self.facts.iter().filter_map(|fact| pick(&fact.event)).collect()
+    }
+}
+
+/// The channel of a member: `group/route/channel`.
+pub(crate) fn channel_of(attempt: &UsageAttempt) -> &str {
+    attempt.member.as_str().rsplit('/').next().unwrap_or_default()
+}
