@@ -56,7 +56,7 @@ struct Pair<'a> {
 pub(crate) async fn run(waybill: &Path) -> anyhow::Result<Vec<Gate>> {
     let gateways = Gateways::new(waybill)?;
     let bench = std::env::current_exe()?;
-    let (_upstream, upstream) = helper("the upstream", LOAD_CORE, &bench, &["upstream"]).await?;
+    let (upstream_program, upstream) = helper("the upstream", LOAD_CORE, &bench, &["upstream"]).await?;
     let (floor_program, floor) = helper("the floor", MEASURED_CORE, &bench, &["floor", &upstream]).await?;
     let mut stand = Stand { bench, gateways, upstream, floor, logged: 0 };
     println!(
@@ -73,6 +73,8 @@ pub(crate) async fn run(waybill: &Path) -> anyhow::Result<Vec<Gate>> {
     stand.first_content(&pair).await?;
     stand.memory(&pair).await?;
     stand.restart(ours, cold).await?;
+    floor_program.stop().await?;
+    upstream_program.stop().await?;
     Ok(vec![
         Gate::new("overhead/chat-cpu-over-floor", chats, Limit::AtMost(3.0)),
         Gate::new("overhead/stream-cpu-over-floor", streams, Limit::AtMost(1.3)),
