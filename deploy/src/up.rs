@@ -211,7 +211,6 @@ fn readiness(gateway: &Arc<Gateway>, progress: &Arc<Progress>) -> Arc<dyn Fn() -
             "spool": {"last": spooled.last.to_string(), "lost": spooled.lost},
             "log": {"lag_facts": lag, "health": format!("{:?}", logged.health)},
             "catalogue": {"revision": gateway.serving.load().catalogue.revision},
-            "state": {"digest": spooled.digest},
         });
         Readiness { ready: lag <= LAG_FACTS_MAX && !logged.health.is_final(), detail }
     })

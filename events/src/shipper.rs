@@ -4,7 +4,7 @@
 //! sequence it knows, and lets the spool go of them. One append is in flight at a time, so order needs no care.
 //!
 //! Facts are safe in the spool already; the shipper may therefore wait a little to save work. A commit of the
-//! embedded log costs about 100 µs of CPU whatever its size, so appends are [`GATHER`] apart unless a frame is full.
+//! embedded log costs about 100 µs of CPU whatever its size, so appends are [`GATHER`] apart unless some frames are full.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -23,7 +23,10 @@ use crate::log::{AppendError, Appended, Last, Log, Seq};
 use crate::spool::{Reader, SpoolError, Stop, Stopper, Wake};
 
 /// How long facts may gather between two appends.
-pub const GATHER: Duration = Duration::from_millis(10);
+pub const GATHER: Duration = Duration::from_millis(20);
+/// So many facts, or bytes of them, are worth an append before that time is over: four full frames.
+const FACTS_WORTH: u64 = 4 * FRAME_FACTS_MAX as u64;
+const BYTES_WORTH: u64 = 4 * FRAME_BYTES_MAX as u64;
 /// At most this many frames are appended at once.
 pub const FRAMES_MAX: usize = 16;
 /// The first wait after the log was unavailable; it doubles with each failure.
@@ -231,7 +234,7 @@ impl Shipping {
             let more = frames.len() == FRAMES_MAX;
             self.ship(frames)?;
             if !more {
-                self.reader.wait(u64::from(FRAME_FACTS_MAX), FRAME_BYTES_MAX as u64, GATHER);
+                self.reader.wait(FACTS_WORTH, BYTES_WORTH, GATHER);
             }
         }
     }

@@ -1,6 +1,5 @@
 //! What goes back to a client: the body type, and the headers that every reply carries.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -12,13 +11,15 @@ use waybill_schema::event::Endpoint;
 
 use crate::relay::Relay;
 
-/// The body of a reply: whole, or a relayed stream.
+/// The body of a reply: whole, a relayed stream, or a page of axum's.
 #[derive(Debug)]
 pub enum Body {
     /// All of it at once.
     Whole(http_body_util::Full<Bytes>),
     /// As it comes from the upstream.
     Relay(Box<Relay>),
+    /// A page beside the proxy.
+    Page(axum::body::Body),
 }
 
 /// A reply body that is all there.
@@ -28,11 +29,12 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 
 impl http_body::Body for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = axum::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         match self.get_mut() {
-            Self::Whole(whole) => Pin::new(whole).poll_frame(cx),
+            Self::Whole(whole) => Pin::new(whole).poll_frame(cx).map_err(|never| match never {}),
+            Self::Page(page) => Pin::new(page).poll_frame(cx),
             Self::Relay(relay) => relay.poll_next(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
@@ -40,13 +42,15 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(whole) => whole.is_end_stream(),
-            Self::Relay(relay) => relay.is_ended(),
+            Self::Page(page) => page.is_end_stream(),
+            Self::Relay(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(whole) => whole.size_hint(),
+            Self::Page(page) => page.size_hint(),
             Self::Relay(_) => SizeHint::default(),
         }
     }

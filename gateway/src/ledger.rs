@@ -37,8 +37,6 @@ pub struct Standing {
     pub last: Revision,
     /// Facts that could not be recorded since the start.
     pub lost: u64,
-    /// The digest of the routing state.
-    pub digest: String,
 }
 
 impl Ledger {
@@ -72,7 +70,13 @@ impl Ledger {
     pub fn standing(&self) -> Standing {
         let book = self.lock();
         let last = Revision { writer: self.writer.clone(), epoch: self.epoch, number: book.spool.last_number() };
-        Standing { last, lost: self.lost.load(Ordering::Relaxed), digest: book.state.digest() }
+        Standing { last, lost: self.lost.load(Ordering::Relaxed) }
+    }
+
+    /// The digest of the routing state. It is worked out under the lock, which takes milliseconds where many sessions
+    /// are bound: for verification, not for a path that is polled.
+    pub fn digest(&self) -> String {
+        self.lock().state.digest()
     }
 
     fn write(&self, book: &mut Book, now: Time, events: Vec<Event>, bodies: &[Body]) -> Option<Revision> {

@@ -74,11 +74,7 @@ struct Arrived {
 }
 
 /// Answers one request to an endpoint of a dialect.
-pub async fn handle(
-    gateway: Arc<Gateway>,
-    endpoint: Endpoint,
-    request: http::Request<axum::body::Body>,
-) -> Response<Body> {
+pub async fn handle(gateway: Arc<Gateway>, endpoint: Endpoint, request: http::Request<Incoming>) -> Response<Body> {
     let begun = Instant::now();
     let id = RequestId::new(uuid::Uuid::now_v7().to_string());
     let answered = match arrive(&gateway, endpoint, request, id.clone(), begun).await {
@@ -99,7 +95,7 @@ pub async fn handle(
 async fn arrive(
     gateway: &Arc<Gateway>,
     endpoint: Endpoint,
-    request: http::Request<axum::body::Body>,
+    request: http::Request<Incoming>,
     id: RequestId,
     begun: Instant,
 ) -> Result<Arrived, Refusal> {
@@ -120,7 +116,7 @@ async fn arrive(
     Ok(Arrived { endpoint, headers: head.headers, query, body, key, serving, request: id, begun })
 }
 
-async fn read_body(body: &mut axum::body::Body) -> Result<Bytes, Refusal> {
+async fn read_body(body: &mut Incoming) -> Result<Bytes, Refusal> {
     match Limited::new(body, REQUEST_BYTES_MAX).collect().await {
         Ok(whole) => Ok(whole.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX }),
@@ -130,7 +126,7 @@ async fn read_body(body: &mut axum::body::Body) -> Result<Bytes, Refusal> {
 
 /// Reads on past a refusal, within bounds: a client that is still sending when its connection is closed gets a reset
 /// instead of the answer.
-async fn discard(mut body: axum::body::Body) {
+async fn discard(mut body: Incoming) {
     let mut left = REQUEST_BYTES_MAX;
     while let Some(Ok(frame)) = body.frame().await
         && left > 0

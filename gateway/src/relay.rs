@@ -26,6 +26,13 @@ use crate::flight::{Flight, Landing, Learnt};
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
 const CHARS_PER_TOKEN: u64 = 4;
 
+/// Events are joined in one write up to about this many bytes: a TCP segment on loopback.
+const TOGETHER_BYTES: usize = 16 << 10;
+
+/// Polls without anything new after which the events that wait go out: hyper polls a body twice in one turn of its
+/// connection, so the third follows a turn of the upstream's.
+const TURNS: u8 = 3;
+
 /// An upstream's event stream, read and understood.
 #[derive(Debug)]
 pub struct Feed {
@@ -83,6 +90,12 @@ impl Feed {
         }
     }
 
+    /// Reads on to the end of the body and passes over what is there.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(Ok(_)) = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {}
+        Poll::Ready(())
+    }
+
     /// The next event, awaited.
     pub async fn next(&mut self) -> Result<Option<Passed>, Cut> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
@@ -138,6 +151,9 @@ pub struct Relay {
     idle_limit: Duration,
     last_read: Instant,
     ended: bool,
+    /// The bytes that waited when the upstream's connection last handed something over, and the turns since then.
+    gathered: usize,
+    turns: u8,
 }
 
 impl Relay {
@@ -150,28 +166,52 @@ impl Relay {
         idle_limit: Duration,
     ) -> Self {
         let idle = Box::pin(tokio::time::sleep(idle_limit));
-        Self { feed, flight, ready, idle, idle_limit, last_read: Instant::now(), ended: false }
+        Self { feed, flight, ready, idle, idle_limit, last_read: Instant::now(), ended: false, gathered: 0, turns: 0 }
     }
 
-    /// Whether nothing more comes.
-    pub fn is_ended(&self) -> bool {
-        self.ended && self.ready.is_empty()
-    }
-
-    /// The next bytes for the client; `None` at the end.
+    /// The next bytes for the client, always whole events; `None` at the end.
+    ///
+    /// Events that came together go out together: a write costs more than copying many of them, and more than the turn
+    /// that the upstream's connection needs to hand over what it has read already.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        loop {
-            match self.ready.pop_front() {
-                Some(bytes) if bytes.is_empty() => continue,
-                Some(bytes) => return Poll::Ready(Some(bytes)),
-                None if self.ended => return Poll::Ready(None),
-                None => {}
-            }
+        let mut waiting: usize = self.ready.iter().map(Bytes::len).sum();
+        while !self.ended && waiting < TOGETHER_BYTES {
             match self.feed.poll_next(cx) {
                 Poll::Ready(read) => self.take(read),
+                Poll::Pending if waiting > 0 && self.takes_turn(waiting) => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Pending if waiting > 0 => break,
                 Poll::Pending => std::task::ready!(self.poll_idle(cx)),
             }
+            waiting = self.ready.iter().map(Bytes::len).sum();
         }
+        if waiting > 0 {
+            (self.gathered, self.turns) = (0, 0);
+            return Poll::Ready(Some(joined(&mut self.ready)));
+        }
+        self.poll_rest(cx).map(|()| None)
+    }
+
+    /// Whether the upstream's connection gets another turn to hand over more, before what waits goes out.
+    fn takes_turn(&mut self, waiting: usize) -> bool {
+        if waiting > self.gathered {
+            (self.gathered, self.turns) = (waiting, 0);
+        }
+        self.turns += 1;
+        self.turns <= TURNS
+    }
+
+    /// Gives the upstream a turn to end its body: what ends it usually waits right behind the last event, and only a
+    /// connection that was read to there can be used again. One that goes on holding is not waited for (PITFALLS E03).
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.feed.poll_rest(cx).is_ready() || self.turns >= TURNS {
+            return Poll::Ready(());
+        }
+        self.turns += 1;
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn take(&mut self, read: Result<Option<Passed>, Cut>) {
@@ -254,6 +294,15 @@ impl Drop for Relay {
         let verdict = Verdict::ended(Class::Cancelled, Effect::None);
         let landing = Landing { outcome: Outcome::Cancelled, status: Some(200), code: None };
         self.flight.broke_off(&verdict, self.feed.learnt(), landing);
+    }
+}
+
+/// All of `ready` as one piece.
+fn joined(ready: &mut VecDeque<Bytes>) -> Bytes {
+    ready.retain(|bytes| !bytes.is_empty());
+    match ready.len() {
+        1 => ready.pop_front().unwrap_or_default(),
+        _ => ready.drain(..).collect::<Vec<Bytes>>().concat().into(),
     }
 }
 

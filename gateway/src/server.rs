@@ -3,26 +3,28 @@
 //! The accept loop is our own: `axum::serve` sets neither TCP_NODELAY (44 ms on a 200-chunk stream) nor a header timer
 //! (DEPENDENCIES.md, section 1).
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Path, Request, State};
-use axum::middleware::map_response;
-use axum::routing::{any, get, post};
+use axum::extract::{Path, State};
+use axum::routing::{any, get, options};
 use http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, CONTENT_TYPE,
 };
-use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tower::ServiceExt;
 use waybill_schema::event::Endpoint;
 
 use crate::answer::{Body, full};
@@ -45,7 +47,6 @@ pub struct Readiness {
 }
 
 /// Everything the door leads to.
-#[derive(Clone)]
 pub struct House {
     /// The data plane.
     pub gateway: Arc<Gateway>,
@@ -55,7 +56,7 @@ pub struct House {
 
 /// Serves `listener` until `stop` is ready, then lets open requests end within [`DRAIN_SECONDS`].
 pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output = ()>) {
-    let service = TowerToHyperService::new(router(house));
+    let door = Arc::new(Door { gateway: house.gateway.clone(), pages: pages(Arc::new(house)) });
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
@@ -63,8 +64,9 @@ pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let connection = connection(stream, service.clone());
-                    connections.spawn(graceful.watch(connection));
+                    let door = door.clone();
+                    let lead = service_fn(move |request| lead(door.clone(), request));
+                    connections.spawn(graceful.watch(builder(&stream).serve_connection(TokioIo::new(stream), lead)));
                 }
                 Err(error) => refuse_for_now(&error).await,
             },
@@ -87,51 +89,77 @@ async fn refuse_for_now(error: &std::io::Error) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-fn connection(
-    stream: TcpStream,
-    service: TowerToHyperService<Router>,
-) -> http1::Connection<TokioIo<TcpStream>, TowerToHyperService<Router>> {
+fn builder(stream: &TcpStream) -> http1::Builder {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY could not be set");
     }
-    http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_secs(HEAD_SECONDS))
-        .serve_connection(TokioIo::new(stream), service)
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(HEAD_SECONDS));
+    builder
 }
 
-fn router(house: House) -> Router {
-    let dialect = |endpoint: Endpoint| {
-        let handle = move |State(house): State<House>, request: Request| async move {
-            proxy::handle(house.gateway, endpoint, request).await.map(axum::body::Body::new)
-        };
-        post(handle).options(preflight)
+/// What a request meets: the proxy, or one of the pages beside it.
+struct Door {
+    gateway: Arc<Gateway>,
+    pages: Router,
+}
+
+/// Leads a request on. Those to a dialect, which are nearly all, go straight to the proxy; axum leads to the rest.
+async fn lead(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let mut response = match dialect(&request) {
+        Some(endpoint) => proxy::handle(door.gateway.clone(), endpoint, request).await,
+        None => {
+            let Ok(page) = door.pages.clone().oneshot(request.map(axum::body::Body::new)).await;
+            page.map(Body::Page)
+        }
     };
+    open_to_pages(response.headers_mut());
+    Ok(response)
+}
+
+/// The endpoint that a request is for.
+fn dialect(request: &Request<Incoming>) -> Option<Endpoint> {
+    match (request.method(), request.uri().path()) {
+        (&Method::POST, CHAT) => Some(Endpoint::Chat),
+        (&Method::POST, RESPONSES) => Some(Endpoint::Responses),
+        (&Method::POST, MESSAGES) => Some(Endpoint::Messages),
+        (&Method::POST, COUNT_TOKENS) => Some(Endpoint::CountTokens),
+        (&Method::POST, EMBEDDINGS) => Some(Endpoint::Embeddings),
+        _ => None,
+    }
+}
+
+const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+const EMBEDDINGS: &str = "/v1/embeddings";
+
+/// Everything but the dialects themselves.
+fn pages(house: Arc<House>) -> Router {
     Router::new()
-        .route("/v1/chat/completions", dialect(Endpoint::Chat))
-        .route("/v1/responses", dialect(Endpoint::Responses).get(no_websocket))
-        .route("/v1/messages", dialect(Endpoint::Messages))
-        .route("/v1/messages/count_tokens", dialect(Endpoint::CountTokens))
-        .route("/v1/embeddings", dialect(Endpoint::Embeddings))
+        .route(CHAT, options(preflight))
+        .route(RESPONSES, options(preflight).get(no_websocket))
+        .route(MESSAGES, options(preflight))
+        .route(COUNT_TOKENS, options(preflight))
+        .route(EMBEDDINGS, options(preflight))
         .route("/v1/models", get(list_models).options(preflight))
         .route("/v1/models/{*model}", get(one_model).options(preflight))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
+        .route("/debug/state-digest", get(state_digest))
         .route("/metrics", get(metrics))
         .route("/", any(|| async { "waybill\n" }))
         .fallback(nothing_here)
         .method_not_allowed_fallback(no_such_method)
-        .layer(map_response(open_to_pages))
         .with_state(house)
 }
 
 /// CORS: keys travel in headers the page sets itself, so any origin may ask, and read its session (S3.4).
-async fn open_to_pages(mut response: Response<axum::body::Body>) -> Response<axum::body::Body> {
-    let headers = response.headers_mut();
+fn open_to_pages(headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     let exposed = HeaderValue::from_static("x-session-id, x-waybill-request-id");
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
-    response
 }
 
 async fn preflight() -> Response<axum::body::Body> {
@@ -143,12 +171,12 @@ async fn preflight() -> Response<axum::body::Body> {
     response
 }
 
-async fn list_models(State(house): State<House>, headers: HeaderMap) -> Response<axum::body::Body> {
+async fn list_models(State(house): State<Arc<House>>, headers: HeaderMap) -> Response<axum::body::Body> {
     answer(&headers, models::answer(&house.gateway.serving.load(), &headers, None))
 }
 
 async fn one_model(
-    State(house): State<House>,
+    State(house): State<Arc<House>>,
     Path(model): Path<String>,
     headers: HeaderMap,
 ) -> Response<axum::body::Body> {
@@ -168,7 +196,7 @@ async fn no_such_method(headers: HeaderMap) -> Response<axum::body::Body> {
     answer(&headers, Err(Refusal::MethodNotAllowed))
 }
 
-async fn readyz(State(house): State<House>) -> Response<axum::body::Body> {
+async fn readyz(State(house): State<Arc<House>>) -> Response<axum::body::Body> {
     let Readiness { ready, detail } = (house.readiness)();
     let mut response = Response::new(full(json!({"ready": ready, "detail": detail}).to_string()));
     *response.status_mut() = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -176,7 +204,13 @@ async fn readyz(State(house): State<House>) -> Response<axum::body::Body> {
     response.map(axum::body::Body::new)
 }
 
-async fn metrics(State(house): State<House>) -> Response<axum::body::Body> {
+/// What a fresh fold of the log must come to. For callers only: it keeps requests waiting for some milliseconds.
+async fn state_digest(State(house): State<Arc<House>>, headers: HeaderMap) -> Response<axum::body::Body> {
+    let caller = proxy::authenticate(&house.gateway.serving.load(), &headers);
+    answer(&headers, caller.map(|_| Response::new(full(house.gateway.ledger.digest()))))
+}
+
+async fn metrics(State(house): State<Arc<House>>) -> Response<axum::body::Body> {
     let mut response = Response::new(full(house.gateway.metrics.text()));
     let openmetrics = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, openmetrics);

@@ -8,6 +8,8 @@
 //! A frame holds consecutive facts of one writer and epoch. `sum` covers the header's other fields and all lines,
 //! and `prev` is the sum of the writer's frame before, so the frames of a writer form a hash chain.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -168,15 +170,54 @@ pub enum LineError {
     Body(#[from] DecodeError),
 }
 
-#[derive(Deserialize)]
-struct LineText<'a> {
-    #[serde(borrow)]
-    k: std::borrow::Cow<'a, str>,
-    v: u16,
-    n: u64,
-    t: Time,
-    #[serde(borrow)]
-    b: &'a RawValue,
+/// A line with its body unread.
+#[derive(Debug, Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow, rename = "k")]
+    kind: Cow<'a, str>,
+    #[serde(rename = "v")]
+    version: u16,
+    #[serde(rename = "n")]
+    number: u64,
+    #[serde(rename = "t")]
+    made: Time,
+    #[serde(borrow, rename = "b", deserialize_with = "raw_text")]
+    body: &'a str,
+}
+
+fn raw_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<&'de str, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(RawValue::get)
+}
+
+impl<'a> Envelope<'a> {
+    fn parse(line: &'a [u8]) -> Result<Self, LineError> {
+        match std::str::from_utf8(line).ok().and_then(Self::as_written) {
+            Some(envelope) => Ok(envelope),
+            None => serde_json::from_slice(line).map_err(LineError::Envelope),
+        }
+    }
+
+    /// Reads a line in the exact form in which [`Body::write_line`] writes it, without going through its body.
+    fn as_written(line: &'a str) -> Option<Self> {
+        let (kind, rest) = line.strip_prefix(r#"{"k":""#)?.split_once(r#"","v":"#)?;
+        let (version, rest) = rest.split_once(r#","n":"#)?;
+        let (number, rest) = rest.split_once(r#","t":"#)?;
+        let (made, rest) = rest.split_once(r#","b":"#)?;
+        let body = rest.strip_suffix('}')?;
+        let [version, number] = [version, number].map(|digits| digits.parse::<u64>().ok());
+        Some(Self {
+            kind: kind.into(),
+            version: version?.try_into().ok()?,
+            number: number?,
+            made: Time(made.parse().ok()?),
+            body,
+        })
+    }
+}
+
+/// The number of the fact on `line` (without its `\n`), its body unread.
+pub fn number(line: &[u8]) -> Result<u64, LineError> {
+    Envelope::parse(line).map(|envelope| envelope.number)
 }
 
 /// An event's JSON body, encoded before its number is known so that little happens under the numbering lock.
@@ -210,8 +251,7 @@ impl Body {
 impl Line {
     /// Reads a line (without its `\n`).
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
-        let text: LineText<'_> = serde_json::from_slice(line).map_err(LineError::Envelope)?;
-        let event = upcast::decode(&text.k, text.v, text.b)?;
-        Ok(Self { number: text.n, made: text.t, event })
+        let Envelope { kind, version, number, made, body } = Envelope::parse(line)?;
+        Ok(Self { number, made, event: upcast::decode(&kind, version, body)? })
     }
 }

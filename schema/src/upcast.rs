@@ -3,8 +3,6 @@
 //! An old event is never edited in the log. When a shape changes, its kind gets a new version number here, an arm
 //! that lifts the old body to the new shape, and a new frozen fixture beside the old ones.
 
-use serde_json::value::RawValue;
-
 use crate::event::Event;
 
 /// Why a body is not an event of ours.
@@ -71,22 +69,21 @@ pub fn encode_body(event: &Event, out: &mut Vec<u8>) {
 }
 
 /// Reads a body of `kind` and `version`, lifting an old version to today's shape.
-pub fn decode(kind: &str, version: u16, body: &RawValue) -> Result<Event, DecodeError> {
-    let text = body.get();
+pub fn decode(kind: &str, version: u16, body: &str) -> Result<Event, DecodeError> {
     let event = match (kind, version) {
-        ("started", 1) => serde_json::from_str(text).map(Event::Started),
-        ("alive", 1) => serde_json::from_str(text).map(Event::Alive),
-        ("selection", 1) => serde_json::from_str(text).map(Event::Selection),
-        ("attempt", 1) => serde_json::from_str(text).map(Event::Attempt),
-        ("request", 1) => serde_json::from_str(text).map(Event::Request),
-        ("preference", 1) => serde_json::from_str(text).map(Event::Preference),
-        ("ownership", 1) => serde_json::from_str(text).map(Event::Ownership),
-        ("catalogue", 1) => serde_json::from_str(text).map(Event::Catalogue),
-        ("probe", 1) => serde_json::from_str(text).map(Event::Probe),
-        ("models", 1) => serde_json::from_str(text).map(Event::Models),
-        ("operator", 1) => serde_json::from_str(text).map(Event::Operator),
-        ("dropped", 1) => serde_json::from_str(text).map(Event::Dropped),
-        ("vanished", 1) => serde_json::from_str(text).map(Event::Vanished),
+        ("started", 1) => serde_json::from_str(body).map(Event::Started),
+        ("alive", 1) => serde_json::from_str(body).map(Event::Alive),
+        ("selection", 1) => serde_json::from_str(body).map(Event::Selection),
+        ("attempt", 1) => serde_json::from_str(body).map(Event::Attempt),
+        ("request", 1) => serde_json::from_str(body).map(Event::Request),
+        ("preference", 1) => serde_json::from_str(body).map(Event::Preference),
+        ("ownership", 1) => serde_json::from_str(body).map(Event::Ownership),
+        ("catalogue", 1) => serde_json::from_str(body).map(Event::Catalogue),
+        ("probe", 1) => serde_json::from_str(body).map(Event::Probe),
+        ("models", 1) => serde_json::from_str(body).map(Event::Models),
+        ("operator", 1) => serde_json::from_str(body).map(Event::Operator),
+        ("dropped", 1) => serde_json::from_str(body).map(Event::Dropped),
+        ("vanished", 1) => serde_json::from_str(body).map(Event::Vanished),
         _ => return Err(DecodeError::Newer { kind: kind.to_owned(), version }),
     };
     event.map_err(|source| DecodeError::Undecodable { kind: kind.to_owned(), version, source })

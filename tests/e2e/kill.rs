@@ -179,7 +179,7 @@ async fn at_rest(world: &World) -> String {
     assert_eq!(detail["spool"]["lost"], 0);
     let told = told(&world.data());
     let digest = told.fold.state.digest();
-    assert_eq!(detail["state"]["digest"], digest, "the live state is not the fold of its log");
+    assert_eq!(world.live_digest().await, digest, "the live state is not the fold of its log");
     assert_eq!(told.fold.usage.n_open(), 0, "what was under way in a life that is over is abandoned");
     digest
 }

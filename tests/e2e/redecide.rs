@@ -86,7 +86,7 @@ async fn ten_thousand_requests_are_decided_again_as_they_were_and_asking_changes
     let next = Arc::new(AtomicUsize::new(0));
     let workers: JoinSet<()> = (0..WORKERS).map(|_| work(world.client(), next.clone())).collect();
     workers.join_all().await;
-    let digest = world.settled().await["state"]["digest"].clone();
+    let digest = world.digest().await;
     let told = told(&world.data());
     assert_eq!(told.fold.state.digest(), digest);
     check_choices(&told, &world);
@@ -173,7 +173,7 @@ async fn check_route(told: &Told, world: &World) {
     let n_calls = world.calls().len();
     let args = ["route", "--model", "gpt", "--key", "tester", "--session", "session-3", "--json"];
     let route: Value = serde_json::from_str(&world.command(&args).await).expect("`--json` gives JSON");
-    assert_eq!(world.settled().await["state"]["digest"], told.fold.state.digest());
+    assert_eq!(world.digest().await, told.fold.state.digest());
     let traces = facts_after(&world.data(), told.head);
     assert!(traces.iter().all(|fact| matches!(fact.event, Event::Alive(_))), "asking has left {traces:?}");
     assert_eq!(world.calls().len(), n_calls);

@@ -206,6 +206,17 @@ impl World {
         Client::new(self.addr(), key)
     }
 
+    /// Waits until the log has every fact of the gateway, which must be at rest; gives the digest of its live state.
+    pub(crate) async fn digest(&self) -> String {
+        self.settled().await;
+        self.live_digest().await
+    }
+
+    /// The digest of the gateway's live state, whatever the log has of it.
+    pub(crate) async fn live_digest(&self) -> String {
+        self.client().get("/debug/state-digest", &[]).await.text()
+    }
+
     /// Waits until the log has every fact of the gateway, which must be at rest; gives what `/readyz` says then.
     pub(crate) async fn settled(&self) -> Value {
         let client = self.client();

@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde_json::value::RawValue;
+use waybill_schema::frame;
 
 use super::RECORD_BYTES_MAX;
 
@@ -70,19 +70,13 @@ pub(super) fn payload(bytes: &[u8]) -> Option<&[u8]> {
 
 /// How many lines `payload` has.
 pub(super) fn count_lines(payload: &[u8]) -> u64 {
-    payload.iter().filter(|byte| **byte == b'\n').count() as u64
+    memchr::memchr_iter(b'\n', payload).count() as u64
 }
 
 /// The number of the fact on the first line of `payload`.
 pub(super) fn first_number(payload: &[u8]) -> Option<u64> {
-    #[derive(serde::Deserialize)]
-    struct Numbered<'a> {
-        n: u64,
-        #[serde(borrow, rename = "b")]
-        _body: &'a RawValue,
-    }
-    let line = payload.split(|byte| *byte == b'\n').next()?;
-    serde_json::from_slice(line).ok().map(|line: Numbered<'_>| line.n)
+    let end = memchr::memchr(b'\n', payload).unwrap_or(payload.len());
+    frame::number(&payload[..end]).ok()
 }
 
 /// What a segment file holds.

@@ -1,5 +1,6 @@
 //! An answer in one piece: whether it is one of its dialect, and what it says.
 
+use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use waybill_schema::event::{Endpoint, Usage};
@@ -69,10 +70,8 @@ pub fn json(endpoint: Endpoint, body: &[u8]) -> Result<Whole, Fault> {
     if body.trim_ascii_start().starts_with(b"<") {
         return Err(Fault::Html);
     }
-    let envelope: Envelope<'_> = object(body).ok_or(Fault::Foreign)?;
-    let business_error = part::<BaseResp>(envelope.base_resp).status_code.0.unwrap_or(0) != 0;
-    let failed = envelope.error.is_some() || envelope.kind.get() == Some("error");
-    if failed || business_error || envelope.status.get() == Some("failed") {
+    // Most answers hold no sign of a failure, and need not be read twice.
+    if SIGNS_OF_FAILURE.iter().any(|sign| memmem::find(body, sign).is_some()) && reports_failure(body)? {
         return Err(Fault::Error(UpstreamError::read(body)));
     }
     match endpoint {
@@ -83,6 +82,16 @@ pub fn json(endpoint: Endpoint, body: &[u8]) -> Result<Whole, Fault> {
         Endpoint::Embeddings => embeddings(body),
     }
     .ok_or(Fault::Foreign)
+}
+
+/// What stands somewhere in every answer that reports a failure, and in few others.
+const SIGNS_OF_FAILURE: [&[u8]; 3] = [b"\"error\"", b"\"failed\"", b"\"base_resp\""];
+
+fn reports_failure(body: &[u8]) -> Result<bool, Fault> {
+    let envelope: Envelope<'_> = object(body).ok_or(Fault::Foreign)?;
+    let business_error = part::<BaseResp>(envelope.base_resp).status_code.0.unwrap_or(0) != 0;
+    let failed = envelope.error.is_some() || envelope.kind.get() == Some("error");
+    Ok(failed || business_error || envelope.status.get() == Some("failed"))
 }
 
 /// Reads an object; a struct would be read from an array too.
