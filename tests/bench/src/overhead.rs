@@ -19,6 +19,9 @@ use crate::process::{Cpu, Program, busy};
 const LOAD_CORE: usize = 1;
 /// Alternating passes of chats, and chats in each.
 const CHAT_PASSES: (usize, usize) = (5, 20_000);
+/// Chats of a pass at one rate, and the rate in requests a second.
+const PACED_CHATS: usize = 4000;
+const PACE: usize = 1000;
 /// Alternating passes of streams, and streams in each.
 const STREAM_PASSES: (usize, usize) = (3, 1000);
 /// Chunks of a stream.
@@ -68,6 +71,7 @@ pub(crate) async fn run(waybill: &Path) -> anyhow::Result<Vec<Gate>> {
     stand.logged = 0;
     let pair = Pair { floor: &floor_program, ours: &ours };
     let chats = stand.chats(&pair).await?;
+    stand.paced_chats(&pair).await?;
     let streams = stand.streams(&pair).await?;
     stand.rates(&pair).await?;
     stand.first_content(&pair).await?;
@@ -175,6 +179,13 @@ impl Stand {
     async fn chats(&mut self, pair: &Pair<'_>) -> anyhow::Result<f64> {
         let (passes, count) = CHAT_PASSES;
         self.compare(pair, passes, Load { count, ..Load::default() }, "20,000 chats").await
+    }
+
+    /// The same at one rate for both. Without a rate the floor keeps the load's core awake and Waybill does not, so that
+    /// each of its sends also pays for waking it: the ratio says less about Waybill then.
+    async fn paced_chats(&mut self, pair: &Pair<'_>) -> anyhow::Result<f64> {
+        let load = Load { count: PACED_CHATS, rate: PACE, ..Load::default() };
+        self.compare(pair, CHAT_PASSES.0, load, &format!("{PACED_CHATS} chats at {PACE} a second")).await
     }
 
     async fn streams(&mut self, pair: &Pair<'_>) -> anyhow::Result<f64> {
