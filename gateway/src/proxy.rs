@@ -666,8 +666,8 @@ fn ours_for(verdict: &Verdict, said: &str) -> Refusal {
 }
 
 fn no_route(endpoint: Endpoint, choice: &Choice) -> Refusal {
-    let unable = |count: &&waybill_schema::event::ExclusionCount| count.code == Exclusion::Endpoint;
-    let speaks = choice.candidates.len() > choice.excluded.iter().filter(unable).map(|count| count.n as usize).sum();
+    // By the counts, which cover all: of the candidates only the first are kept.
+    let speaks = choice.excluded.iter().any(|count| count.code != Exclusion::Endpoint);
     if endpoint == Endpoint::CountTokens && !speaks {
         return Refusal::NotSupported;
     }
