@@ -635,7 +635,7 @@ fn show_error(status: StatusCode, headers: &HeaderMap, body: Bytes, verdict: &Ve
 
 /// Whether an upstream's error is about the gateway's own account there: its words are not the caller's business, and
 /// may quote a credential.
-fn about_the_gateway(class: Class) -> bool {
+pub(crate) fn about_the_gateway(class: Class) -> bool {
     matches!(class, Class::InvalidKey | Class::QuotaExhausted)
 }
 
