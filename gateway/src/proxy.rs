@@ -305,7 +305,9 @@ impl Journey<'_> {
         };
         let wait = select::soonest(&choice).map(|soonest| Time::wall_clock().until(soonest));
         match (all_cooling, wait) {
-            (AllCooling::Wait(bound), Some(wait)) if wait <= seconds(bound) && Instant::now() + wait < self.deadline => {
+            (AllCooling::Wait(bound), Some(wait))
+                if wait <= seconds(bound) && Instant::now() + wait < self.deadline =>
+            {
                 tokio::time::sleep(wait + Duration::from_millis(1)).await;
                 flight.choose(search, false).map_err(|refused| refused.1)
             }

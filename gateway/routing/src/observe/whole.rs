@@ -6,12 +6,12 @@ use serde_json::value::RawValue;
 use waybill_schema::event::{Endpoint, Usage};
 use waybill_schema::id::ModelName;
 
-use super::{Terminal, is_name};
 use super::chat::{Choice, worst};
 use super::lenient::{Chars, Count, Text, part};
 use super::messages::{self, Message};
 use super::responses::Response;
 use super::usage::{self, reported};
+use super::{Terminal, is_name};
 use crate::classify::UpstreamError;
 
 /// What a JSON answer says.
