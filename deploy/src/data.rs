@@ -26,9 +26,13 @@ pub(crate) fn secret(data: &Path, name: &str, prefix: &str) -> anyhow::Result<St
     if !path.exists() {
         let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(|id| id.simple().to_string()).concat();
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        writeln!(file, "{prefix}{random}")?;
+        file.write_all(format!("{prefix}{random}\n").as_bytes())?;
     }
     let text = std::fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    if text.trim().is_empty() {
+        // A start that was killed before it had written leaves this; an empty key would hash for nobody.
+        bail!("{} is empty: remove it, and the next start makes one", path.display());
+    }
     Ok(text.trim().to_owned())
 }
 

@@ -11,6 +11,7 @@ use waybill_routing::request;
 use waybill_routing::select::{self, Ask, Moment};
 use waybill_routing::session::{self, Identity, Whose};
 use waybill_schema::catalogue::{Catalogue, Key, StickyMode};
+use waybill_schema::config::AllCooling;
 use waybill_schema::event::{Affinity, Choice, Endpoint, Reason, SessionSource};
 use waybill_schema::id::{GroupId, ModelName, ScopeId, SessionId};
 use waybill_schema::secret::DeploymentSecret;
@@ -36,7 +37,7 @@ pub(crate) struct Args {
     /// The API that the request speaks
     #[arg(long, value_enum, default_value_t = Api::Chat)]
     endpoint: Api,
-    /// The configuration file, where the platform's sticky settings differ from the defaults
+    /// The configuration file, where the platform's sticky and retry settings differ from the defaults
     #[arg(long, env = "WAYBILL_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print JSON
@@ -87,12 +88,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let pool = catalogue.pool(&group, &args.model);
     let pool = pool.with_context(|| format!("the group `{group}` shows no model `{}`", args.model))?;
     let endpoint = Endpoint::from(args.endpoint);
-    let mode = match (&pool.group.sticky_policy, &args.config) {
+    let config = args.config.as_deref().map(check::load).transpose()?;
+    let mode = match (&pool.group.sticky_policy, &config) {
         (Some(policy), _) => policy.mode,
-        (None, Some(file)) => check::load(file)?.sticky.mode,
+        (None, Some(config)) => config.sticky.mode,
         (None, None) => StickyMode::default(),
     };
-    let sticky = match args.session.as_deref().filter(|_| pool.route.sticky_session) {
+    let sticks = pool.route.sticky_session && config.as_ref().is_none_or(|config| config.sticky_enabled);
+    let sticky = match args.session.as_deref().filter(|_| sticks) {
         Some(session) => sticky_of(session, key, &group, &args.model, endpoint, mode)?,
         None => None,
     };
@@ -106,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         has_credential: &|place| {
             place.channel.api_keys.is_empty() || place.channel.api_keys.iter().any(|key| data::resolve(key).is_ok())
         },
-        last_resort: false,
+        last_resort: config.as_ref().is_some_and(|config| config.retry.all_cooling == AllCooling::BestEffort),
         catalogue: catalogue.revision,
     };
     let draw = uuid::Uuid::new_v4().as_u64_pair().1 & ((1 << select::DRAW_BITS) - 1);

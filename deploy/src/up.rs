@@ -208,11 +208,11 @@ fn readiness(gateway: &Arc<Gateway>, progress: &Arc<Progress>) -> Arc<dyn Fn() -
         let in_log = logged.shipped.filter(|place| place.epoch == spooled.last.epoch).map_or(0, |place| place.last);
         let lag = spooled.last.number.saturating_sub(in_log);
         let detail = serde_json::json!({
-            "spool": {"last": spooled.last.to_string(), "lost": spooled.lost},
+            "spool": {"last": spooled.last.to_string(), "lost": spooled.lost, "records": spooled.records},
             "log": {"lag_facts": lag, "health": format!("{:?}", logged.health)},
             "catalogue": {"revision": gateway.serving.load().catalogue.revision},
         });
-        Readiness { ready: lag <= LAG_FACTS_MAX && !logged.health.is_final(), detail }
+        Readiness { ready: spooled.records && lag <= LAG_FACTS_MAX && !logged.health.is_final(), detail }
     })
 }
 

@@ -133,10 +133,13 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
 }
 
 fn is_private(name: &HeaderName) -> bool {
-    const PREFIXES: [&str; 5] = ["x-ratelimit-", "anthropic-ratelimit-", "x-codex-", "x-relay-", "x-waybill-"];
+    // Quota: OpenAI's and most others', Anthropic's, the IETF draft's (Mistral's too), Codex's.
+    const PREFIXES: [&str; 7] =
+        ["x-ratelimit", "x-rate-limit", "anthropic-ratelimit-", "ratelimit", "x-codex-", "x-relay-", "x-waybill-"];
     *name == CONTENT_LENGTH
         || *name == SET_COOKIE
-        || matches!(name.as_str(), "x-request-id" | "request-id" | "openai-organization" | "anthropic-organization-id")
+        || matches!(name.as_str(), "openai-organization" | "openai-project" | "anthropic-organization-id")
+        || matches!(name.as_str(), "x-request-id" | "request-id")
         || matches!(name.as_str(), "retry-after-ms" | "x-session-id" | "alt-svc" | "strict-transport-security")
         || PREFIXES.iter().any(|prefix| name.as_str().starts_with(prefix))
 }

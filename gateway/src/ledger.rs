@@ -28,6 +28,8 @@ pub struct Ledger {
 struct Book {
     spool: Spool,
     state: State,
+    /// Whether the spool took the last facts.
+    takes: bool,
 }
 
 /// Where a writer stands.
@@ -37,12 +39,14 @@ pub struct Standing {
     pub last: Revision,
     /// Facts that could not be recorded since the start.
     pub lost: u64,
+    /// Whether the last facts could be recorded.
+    pub records: bool,
 }
 
 impl Ledger {
     /// Takes over a spool in which `epoch` has begun, and the state that the log folds to.
     pub fn new(writer: WriterId, epoch: u64, spool: Spool, state: State) -> Self {
-        Self { writer, epoch, book: Mutex::new(Book { spool, state }), lost: AtomicU64::new(0) }
+        Self { writer, epoch, book: Mutex::new(Book { spool, state, takes: true }), lost: AtomicU64::new(0) }
     }
 
     /// Lets `make` look at the state and say what happened; records it, applies it, and returns what `make` returned
@@ -70,7 +74,7 @@ impl Ledger {
     pub fn standing(&self) -> Standing {
         let book = self.lock();
         let last = Revision { writer: self.writer.clone(), epoch: self.epoch, number: book.spool.last_number() };
-        Standing { last, lost: self.lost.load(Ordering::Relaxed) }
+        Standing { last, lost: self.lost.load(Ordering::Relaxed), records: book.takes }
     }
 
     /// The digest of the routing state. It is worked out under the lock, which takes milliseconds where many sessions
@@ -83,7 +87,9 @@ impl Ledger {
         if events.is_empty() {
             return None;
         }
-        let numbers = match book.spool.append(bodies, now) {
+        let appended = book.spool.append(bodies, now);
+        book.takes = appended.is_ok();
+        let numbers = match appended {
             Ok(numbers) => numbers,
             Err(error) => {
                 let lost = self.lost.fetch_add(events.len() as u64, Ordering::Relaxed);
@@ -103,5 +109,28 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_events::spool::Options;
+    use waybill_schema::event::Alive;
+
+    use super::*;
+
+    /// DESIGN.md section 8, "disk full under the spool, log away too": a gateway that loses facts is not ready.
+    #[test]
+    fn a_ledger_whose_spool_is_full_says_so() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let options = Options { spool_bytes_max: 1, ..Options::default() };
+        let (mut spool, _reader, _) = Spool::open(dir.path(), options).expect("a new spool opens");
+        spool.begin(1).expect("a first epoch begins");
+        let ledger = Ledger::new("gw".into(), 1, spool, State::default());
+        let standing = ledger.standing();
+        assert_eq!((standing.lost, standing.records), (0, true));
+        assert_eq!(ledger.record(Time(0), vec![Event::Alive(Alive { last: 0 })]), None);
+        let standing = ledger.standing();
+        assert_eq!((standing.lost, standing.records), (1, false));
     }
 }

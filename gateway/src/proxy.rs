@@ -305,7 +305,9 @@ impl Journey<'_> {
         };
         let wait = select::soonest(&choice).map(|soonest| Time::wall_clock().until(soonest));
         match (all_cooling, wait) {
-            (AllCooling::Wait(seconds), Some(wait)) if wait <= Duration::from_secs(seconds.into()) => {
+            (AllCooling::Wait(bound), Some(wait))
+                if wait <= seconds(bound) && Instant::now() + wait < self.deadline =>
+            {
                 tokio::time::sleep(wait + Duration::from_millis(1)).await;
                 flight.choose(search, false).map_err(|refused| refused.1)
             }
@@ -635,7 +637,7 @@ fn show_error(status: StatusCode, headers: &HeaderMap, body: Bytes, verdict: &Ve
 
 /// Whether an upstream's error is about the gateway's own account there: its words are not the caller's business, and
 /// may quote a credential.
-fn about_the_gateway(class: Class) -> bool {
+pub(crate) fn about_the_gateway(class: Class) -> bool {
     matches!(class, Class::InvalidKey | Class::QuotaExhausted)
 }
 
@@ -666,8 +668,8 @@ fn ours_for(verdict: &Verdict, said: &str) -> Refusal {
 }
 
 fn no_route(endpoint: Endpoint, choice: &Choice) -> Refusal {
-    let unable = |count: &&waybill_schema::event::ExclusionCount| count.code == Exclusion::Endpoint;
-    let speaks = choice.candidates.len() > choice.excluded.iter().filter(unable).map(|count| count.n as usize).sum();
+    // By the counts, which cover all: of the candidates only the first are kept.
+    let speaks = choice.excluded.iter().any(|count| count.code != Exclusion::Endpoint);
     if endpoint == Endpoint::CountTokens && !speaks {
         return Refusal::NotSupported;
     }

@@ -22,6 +22,7 @@ use waybill_schema::event::{Class, Effect, Endpoint, Outcome, Tokens};
 use waybill_schema::time::Time;
 
 use crate::flight::{Flight, Landing, Learnt};
+use crate::proxy::about_the_gateway;
 
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
 const CHARS_PER_TOKEN: u64 = 4;
@@ -242,19 +243,24 @@ impl Relay {
         self.ended = true;
     }
 
-    /// The upstream itself reports an error in mid-stream: its own words go on to the client.
+    /// The upstream itself reports an error in mid-stream: its own words go on to the client, unless they are about the
+    /// gateway's account there.
     fn fail(&mut self, error: &UpstreamError, bytes: Bytes) {
         let verdict = classify::upstream_error(self.feed.endpoint, error, Time::wall_clock());
         self.land(&verdict);
+        let bytes = if about_the_gateway(verdict.class) { self.interruption() } else { bytes };
         self.end_with(bytes);
     }
 
     /// The stream was cut or fell silent: the client is told so in its protocol, never shown a clean end.
     fn break_off(&mut self, how: Transport) {
         self.land(&classify::transport(how));
-        let message = "the upstream's stream was interrupted";
-        let bytes = self.feed.observer.broken_stream_event(message);
-        self.end_with(bytes.into());
+        let bytes = self.interruption();
+        self.end_with(bytes);
+    }
+
+    fn interruption(&self) -> Bytes {
+        self.feed.observer.broken_stream_event("the upstream's stream was interrupted").into()
     }
 
     fn land(&mut self, verdict: &Verdict) {

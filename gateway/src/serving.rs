@@ -13,7 +13,6 @@ use waybill_schema::event::{KeyType, Thresholds};
 use waybill_schema::id::ChannelId;
 use waybill_schema::secret::SecretRef;
 
-/// How much of a cooldown's cap a blocked model rests: as long as the longest cooldown.
 const MS_PER_SECOND: u64 = 1000;
 
 /// The snapshot that a request reads.
@@ -128,6 +127,7 @@ impl Serving {
             cooldown_ms: u64::from(failover.cooldown_seconds) * MS_PER_SECOND,
             growth_permille: health.growth_permille,
             cooldown_ms_max,
+            // A blocked model rests as long as the longest cooldown.
             block_ms: cooldown_ms_max,
         }
     }

@@ -151,6 +151,6 @@ impl Send<'_> {
 /// End-to-end headers that are meant for the gateway, or are made anew for the upstream.
 fn stays_here(name: &HeaderName) -> bool {
     [AUTHORIZATION, COOKIE, HOST, CONTENT_LENGTH, ACCEPT_ENCODING, EXPECT, ORIGIN].contains(name)
-        || matches!(name.as_str(), "x-api-key" | "forwarded" | "via" | "x-real-ip")
+        || matches!(name.as_str(), "x-api-key" | "api-key" | "x-goog-api-key" | "forwarded" | "via" | "x-real-ip")
         || ["x-waybill-", "x-relay-", "x-forwarded-", "sec-"].iter().any(|prefix| name.as_str().starts_with(prefix))
 }

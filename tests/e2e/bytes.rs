@@ -102,6 +102,8 @@ async fn request_headers_cross_but_for_secrets_and_hops() {
         ("keep-alive", "timeout=5"),
         ("te", "trailers"),
         ("proxy-authorization", "Basic x"),
+        ("api-key", "sk-azure"),
+        ("x-goog-api-key", "sk-google"),
         ("x-forwarded-for", "10.0.0.1"),
         ("forwarded", "for=10.0.0.1"),
         ("x-waybill-group", "main"),
@@ -138,8 +140,11 @@ async fn reply_headers_cross_but_for_what_is_private() {
     let private = [
         "x-ratelimit-remaining-requests",
         "anthropic-ratelimit-tokens-remaining",
+        "ratelimit-remaining",
+        "x-ratelimitbysize-remaining-minute",
         "set-cookie",
         "openai-organization",
+        "openai-project",
         "x-relay-route-id",
         "x-waybill-history-mode",
     ];

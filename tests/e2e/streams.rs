@@ -328,6 +328,23 @@ async fn an_error_event_after_output_passes_unchanged() {
     assert_eq!(twins.world.table("select outcome from usage_events"), ["interrupted"; 3]);
 }
 
+/// DESIGN 10: what an upstream says of the gateway's own account there is not the caller's business, in mid-stream too.
+#[tokio::test]
+async fn an_error_about_the_gateways_account_is_not_shown_in_mid_stream() {
+    let mut twins = Twins::start(SHORT).await;
+    for dialect in DIALECTS {
+        let error = json!({ "code": "invalid_api_key", "message": "Incorrect API key provided: sk-upstr***" });
+        let said = json!({ "type": "error", "error": error });
+        let does = [Action::ErrorEventAfter { events: 5, body: said }];
+        let (answer, written) = twins.ask(dialect, &dialect.body("Hello", true), &does).await;
+        assert!(written.text().contains("sk-upstr"), "{}: {}", dialect.path, written.text());
+        assert!(!answer.text().contains("sk-upstr"), "{}: {}", dialect.path, answer.text());
+        interrupted(dialect, &answer.text());
+    }
+    twins.world.stop().await;
+    assert_eq!(twins.world.table("select class from usage_attempts"), ["invalid_key"; 3]);
+}
+
 /// D15, E06, E18, E24, G12: what is no answer before the first output is answered by another deployment, whole and alone.
 #[tokio::test]
 async fn no_answer_before_output_is_answered_elsewhere() {

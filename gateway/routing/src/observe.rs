@@ -20,6 +20,10 @@ use crate::classify::UpstreamError;
 
 pub use whole::{Fault, Whole, json};
 
+/// The longest name that an upstream may give its model or its response, in bytes: names go on record, and a fact that
+/// is too large for its record is lost.
+const NAME_BYTES_MAX: usize = 512;
+
 /// What one event of a stream is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Frame {
@@ -169,12 +173,16 @@ impl Observer {
     /// Keeps the first model and id that say something: some upstreams begin with empty ones.
     fn identify(&mut self, id: Option<&str>, model: Option<&str>) {
         if self.response_id.is_none() {
-            self.response_id = id.filter(|id| !id.is_empty()).map(Into::into);
+            self.response_id = id.filter(|id| is_name(id)).map(Into::into);
         }
         if self.served_model.is_none() {
-            self.served_model = model.filter(|model| !model.is_empty()).map(Into::into);
+            self.served_model = model.filter(|model| is_name(model)).map(Into::into);
         }
     }
+}
+
+fn is_name(text: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&text.len())
 }
 
 /// An event as it goes over the wire.

@@ -12,6 +12,10 @@ use serde::de::Deserializer;
 use serde_json::value::RawValue;
 use waybill_schema::event::Endpoint;
 
+/// The longest model name, in bytes: above any provider's own (a Bedrock profile's ARN takes some 150), far below what
+/// a fact may hold, in which a name that only a pattern matches stands several times.
+pub const MODEL_BYTES_MAX: usize = 512;
+
 /// Why a body was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum BadBody {
@@ -27,6 +31,9 @@ pub enum BadBody {
     /// There is no `model`, or it is not a string, or it is empty.
     #[error("`model` must be a non-empty string")]
     Model,
+    /// `model` is longer than [`MODEL_BYTES_MAX`].
+    #[error("`model` must be at most {MODEL_BYTES_MAX} bytes long")]
+    ModelTooLong,
     /// `stream` is neither true nor false.
     #[error("`stream` must be true or false")]
     Stream,
@@ -37,7 +44,7 @@ impl BadBody {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Json(_) | Self::Utf8(_) | Self::NotAnObject => None,
-            Self::Model => Some("model"),
+            Self::Model | Self::ModelTooLong => Some("model"),
             Self::Stream => Some("stream"),
         }
     }
@@ -147,7 +154,7 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
     let model = fields.model.ok_or(BadBody::Model)?;
     Ok(Inbound {
         endpoint,
-        model: text(model).filter(|model| !model.is_empty()).ok_or(BadBody::Model)?,
+        model: model_name(model)?,
         stream: match fields.stream.map(RawValue::get) {
             None | Some("false") => false,
             Some("true") => true,
@@ -168,6 +175,11 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
         model_at: place(body, model),
         usage: usage_chunk(body, fields.stream_options),
     })
+}
+
+fn model_name(raw: &RawValue) -> Result<Cow<'_, str>, BadBody> {
+    let name = text(raw).filter(|name| !name.is_empty()).ok_or(BadBody::Model)?;
+    if name.len() > MODEL_BYTES_MAX { Err(BadBody::ModelTooLong) } else { Ok(name) }
 }
 
 impl Inbound<'_> {
@@ -302,6 +314,9 @@ mod tests {
         check(r#"{"model":7}"#, MODEL);
         check(r#"{"model":["m"]}"#, MODEL);
         check(r#"{"model":"\ud800"}"#, MODEL);
+        let longest = "m".repeat(512);
+        check(&format!(r#"{{"model":"{longest}"}}"#), &format!("{longest} false false false"));
+        check(&format!(r#"{{"model":"{longest}m"}}"#), "model: `model` must be at most 512 bytes long");
         for stream in ["1", "\"true\"", "[]", "{}"] {
             check(&format!(r#"{{"model":"m","stream":{stream}}}"#), "stream: `stream` must be true or false");
         }

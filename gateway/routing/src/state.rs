@@ -18,6 +18,8 @@ use waybill_schema::time::Time;
 pub const AFFINITY_RECORDS_MAX: usize = 8192;
 /// How long a provisional claim stands, in milliseconds: one hour (S3.21).
 pub const CLAIM_TTL_MS: i64 = 3_600_000;
+/// At most this many models are blocked at a member at one time: a route by pattern lets callers make names up.
+pub const BLOCKS_MAX: usize = 64;
 
 /// A session's binding to a deployment (S1.6, S3.21).
 #[derive(Clone, Debug, PartialEq)]
@@ -383,6 +385,10 @@ impl Health {
         let until = later(at, effected.thresholds.block_ms);
         let until = self.blocks.get(effected.model).map_or(until, |block| block.until.max(until));
         self.blocks.insert(effected.model.clone(), Block { until, reason: effected.class });
+        while self.blocks.len() > BLOCKS_MAX {
+            let soonest = self.blocks.iter().min_by_key(|(_, block)| block.until).map(|(model, _)| model.clone());
+            self.blocks.remove(&soonest.expect("more blocks than the bound are not none"));
+        }
     }
 
     /// Notes a failure as the last, unless a later one is known already.

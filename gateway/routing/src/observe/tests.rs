@@ -41,6 +41,18 @@ fn tokens(usage: Usage) -> String {
     parts.join(" ")
 }
 
+/// The model and the id are recorded: what is longer than a name counts as absent, as if it were of another type.
+#[test]
+fn an_upstream_cannot_blow_up_a_fact_by_its_names() {
+    let long = "m".repeat(513);
+    let body = format!(r#"{{"id":"{long}","model":"{long}","choices":[{{"message":{{"content":"Hi"}}}}]}}"#);
+    let whole = json(Endpoint::Chat, body.as_bytes()).expect("the answer is one");
+    assert_eq!((whole.response_id, whole.served_model), (None, None));
+    let mut observer = Observer::new(Endpoint::Chat);
+    assert_eq!(observer.event(None, body.as_bytes()), Frame::Meaningful);
+    assert_eq!((observer.response_id(), observer.served_model()), (None, None));
+}
+
 const CHAT: &str = r#"
     |{"id":"c1","object":"chat.completion.chunk","model":"gpt-5.6","choices":[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"finish_reason":null}],"usage":null}
     |{"id":"c1","model":"gpt-5.6","choices":[{"index":0,"delta":{"content":"Hé\nllo"},"finish_reason":null}],"usage":null}

@@ -6,12 +6,12 @@ use serde_json::value::RawValue;
 use waybill_schema::event::{Endpoint, Usage};
 use waybill_schema::id::ModelName;
 
-use super::Terminal;
 use super::chat::{Choice, worst};
 use super::lenient::{Chars, Count, Text, part};
 use super::messages::{self, Message};
 use super::responses::Response;
 use super::usage::{self, reported};
+use super::{Terminal, is_name};
 use crate::classify::UpstreamError;
 
 /// What a JSON answer says.
@@ -106,8 +106,8 @@ impl Whole {
             terminal,
             empty: !excused && output_chars == 0 && usage.output.known().unwrap_or(0) == 0,
             usage,
-            served_model: model.map(Into::into),
-            response_id: id.map(Into::into),
+            served_model: model.filter(|model| is_name(model)).map(Into::into),
+            response_id: id.filter(|id| is_name(id)).map(Into::into),
             output_chars,
         }
     }

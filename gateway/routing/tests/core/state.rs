@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use proptest::prelude::*;
-use waybill_routing::state::{AFFINITY_RECORDS_MAX, State};
+use waybill_routing::state::{AFFINITY_RECORDS_MAX, BLOCKS_MAX, State};
 use waybill_schema::event::{Act, Effect, Event, Fact};
 use waybill_schema::id::AffinityKey;
 use waybill_schema::time::Time;
@@ -293,6 +293,15 @@ fn a_block_is_for_one_model_and_ends() {
          300s a@1: 0 failed, no y until 305s
          301s a@1: 0 failed",
     );
+}
+
+/// A caller of a route by pattern may ask for any number of models that an upstream does not have.
+#[test]
+fn the_block_that_ends_first_gives_way_beyond_the_bound() {
+    let n = BLOCKS_MAX as i64;
+    let blocks: String = (0..=n).map(|at| format!("{at}s attempt a blocks on m{at:03}\n")).collect();
+    let kept: String = (1..=n).map(|at| format!(", no m{at:03} until {}s", at + 300)).collect();
+    check(&format!("{blocks}{n}s look"), &format!("{n}s a@1: 0 failed{kept}"));
 }
 
 /// S1.8: a success of another model says nothing about the blocked one.
