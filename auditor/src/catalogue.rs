@@ -102,7 +102,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let path = dir.path().join("waybill.db");
         let (mut log, start) = waybill_projector::embedded::open(&path).expect("a new file opens");
-        let mut rows = start.rows;
+        let mut rows = start.fold.rows;
         let first = plan(&rows, vec![channel("a", "http://a/v1")], "hash-1").expect("a new file gives a batch");
         rows.apply(&first).expect("the batch fits");
         append(&mut log, first, Time(1)).expect("the log takes the batch");
@@ -112,13 +112,13 @@ mod tests {
         drop(log);
 
         let (mut log, start) = waybill_projector::embedded::open(&path).expect("the file opens again");
-        assert_eq!((start.rows.revision, start.rows.file.as_deref()), (2, Some("hash-1")));
-        assert!(start.misfits.is_empty() && !start.summary.tainted());
-        assert_eq!(plan(&start.rows, vec![channel("a", "http://a/v1")], "hash-1"), None);
+        assert_eq!((start.fold.rows.revision, start.fold.rows.file.as_deref()), (2, Some("hash-1")));
+        assert!(start.fold.misfits.is_empty() && !start.fold.gate.summary().tainted());
+        assert_eq!(plan(&start.fold.rows, vec![channel("a", "http://a/v1")], "hash-1"), None);
 
         let error = append(&mut log, edit, Time(3)).expect_err("the same revision cannot be made twice");
         assert!(matches!(error, BatchError::Conflict { batch: 2, log: 2 }), "{error:?}");
-        let batch = plan(&start.rows, Vec::new(), "hash-2").expect("another file gives a batch");
+        let batch = plan(&start.fold.rows, Vec::new(), "hash-2").expect("another file gives a batch");
         let ahead = Batch { revision: 9, ..batch.clone() };
         let error = append(&mut log, ahead, Time(4)).expect_err("a revision cannot be left out");
         assert!(matches!(error, BatchError::Ahead { batch: 9, log: 2 }), "{error:?}");

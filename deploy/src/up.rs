@@ -26,8 +26,9 @@ use waybill_gateway::proxy::Gateway;
 use waybill_gateway::server::{self, House, Readiness};
 use waybill_gateway::serving::Serving;
 use waybill_gateway::upstream::Upstream;
+use waybill_projections::fold::Fold;
+use waybill_projections::read;
 use waybill_projector::embedded::{self, Start};
-use waybill_routing::state::State;
 use waybill_schema::catalogue::{Catalogue, Rows};
 use waybill_schema::config::Config;
 use waybill_schema::event::{Alive, Epoch, Event, Started};
@@ -145,31 +146,30 @@ fn open(data: &Path, config: &Config, secret: &DeploymentSecret) -> anyhow::Resu
     let path = data::log_file(data);
     let (mut log, start) = embedded::open(&path)?;
     report(&start);
-    let Start { mut state, mut rows, seq, .. } = start;
-    if let Some(batch) = desk::plan(&rows, config.rows.clone(), &config.hash) {
+    let Start { mut fold, seq, .. } = start;
+    if let Some(batch) = desk::plan(&fold.rows, config.rows.clone(), &config.hash) {
         tracing::info!(revision = batch.revision, changes = batch.ops.len(), "the configuration changes the catalogue");
-        rows.apply(&batch)?;
         desk::append(&mut log, batch, Time::wall_clock())?;
     }
     let logged = log.last(&writer)?.map(|last| last.epoch());
     let shipper = Shipper::start(writer.clone(), reader, Box::new(log))?;
     let spooled = recovered.last;
-    catch_up(&path, shipper.progress(), spooled, seq, &mut state)?;
+    catch_up(&path, shipper.progress(), spooled, seq, &mut fold)?;
 
     let before = [logged, spooled].into_iter().flatten().max_by_key(|place| (place.epoch, place.last));
     let epoch = before.map_or(1, |place| place.epoch + 1);
     spool.begin(epoch)?;
-    let ledger = Ledger::new(writer, epoch, spool, state);
+    let ledger = Ledger::new(writer, epoch, spool, fold.state);
     let started = Started { version: env!("CARGO_PKG_VERSION").to_owned(), secret: secret.id(), previous: before };
     ledger.record(Time::wall_clock(), vec![Event::Started(started)]).context("the spool takes no facts")?;
-    Ok(Embedded { ledger, shipper, rows })
+    Ok(Embedded { ledger, shipper, rows: fold.rows })
 }
 
 /// What the operator should know of the log that was read.
 fn report(start: &Start) {
     tracing::info!(frames = start.seq.0, rebuilt = start.rebuilt, "the log is folded");
-    if start.summary.tainted() || start.n_quarantined > 0 || !start.misfits.is_empty() {
-        let (summary, n_quarantined, misfits) = (&start.summary, start.n_quarantined, &start.misfits);
+    let (summary, n_quarantined, misfits) = (start.fold.gate.summary(), start.n_quarantined, &start.fold.misfits);
+    if summary.tainted() || n_quarantined > 0 || !misfits.is_empty() {
         tracing::error!(?summary, n_quarantined, ?misfits, "the log has holes or cannot be read in full");
     }
 }
@@ -180,7 +180,7 @@ fn catch_up(
     progress: &Progress,
     spooled: Option<Epoch>,
     mut seq: Seq,
-    state: &mut State,
+    fold: &mut Fold,
 ) -> anyhow::Result<()> {
     if let Some(place) = spooled {
         let standing = progress.wait_for(place, Duration::from_secs(SHIP_SECONDS));
@@ -189,13 +189,18 @@ fn catch_up(
         }
     }
     let mut log = SqliteLog::open_read_only(path)?;
+    let mut written = Vec::new();
     loop {
         let frames = log.read(seq, READ_FRAMES_MAX)?;
         let Some(last) = frames.last() else { return Ok(()) };
         seq = last.seq;
         for frame in &frames {
-            let (_, facts) = frame.facts()?;
-            facts.into_iter().flatten().for_each(|fact| state.apply(&fact));
+            let header = read::header(&frame.bytes)?;
+            for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent).flatten() {
+                fold.apply(&fact, frame.seq.0, &mut written);
+            }
+            // The rows were written with the frame.
+            written.clear();
         }
     }
 }

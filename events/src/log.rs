@@ -7,9 +7,9 @@
 use std::error::Error;
 use std::fmt;
 
-use waybill_schema::event::{Epoch, Fact};
-use waybill_schema::frame::{Frame, FrameError, Header, Line, LineError};
-use waybill_schema::id::{Revision, WriterId};
+use waybill_schema::event::Epoch;
+use waybill_schema::frame::{Frame, Header};
+use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
 /// A frame's place in the log: growing, from 1, not necessarily dense.
@@ -96,6 +96,9 @@ pub trait Log: Send {
 }
 
 /// A frame as it rests in the log.
+///
+/// A fact in it happened at `stored - (sent - made)`: it keeps its age however long it waited, and the writer's clock
+/// only measures a span.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredFrame {
     /// Its place.
@@ -106,36 +109,4 @@ pub struct StoredFrame {
     pub sent: Time,
     /// Its bytes.
     pub bytes: Vec<u8>,
-}
-
-/// A line of a good frame that is not a fact: it goes to quarantine, its neighbours live.
-#[derive(Debug)]
-pub struct BadLine {
-    /// Its place in the frame, from 0.
-    pub line: u32,
-    /// The number that a fact at its place has.
-    pub number: u64,
-    /// What is wrong with it.
-    pub error: LineError,
-    /// Its bytes, without the line end.
-    pub bytes: Vec<u8>,
-}
-
-impl StoredFrame {
-    /// Reads the frame, checking its sum, and decodes each of its lines.
-    ///
-    /// A fact happened at `stored - (sent - made)`: it keeps its age however long it waited, and the writer's clock
-    /// only measures a span.
-    pub fn facts(&self) -> Result<(Header, Vec<Result<Fact, BadLine>>), FrameError> {
-        let frame = Frame::parse(self.bytes.clone())?;
-        let facts = frame.lines().zip(0..).map(|(line, place)| self.fact(&frame.header, line, place)).collect();
-        Ok((frame.header, facts))
-    }
-
-    fn fact(&self, header: &Header, line: &[u8], place: u32) -> Result<Fact, BadLine> {
-        let bad = |error| BadLine { line: place, number: header.first + u64::from(place), error, bytes: line.to_vec() };
-        let Line { number, made, event } = Line::parse(line).map_err(bad)?;
-        let at = made.plus_ms(self.stored.0.saturating_sub(self.sent.0));
-        Ok(Fact { revision: Revision { writer: header.writer.clone(), epoch: header.epoch, number }, at, event })
-    }
 }

@@ -45,6 +45,8 @@ pub struct Feed {
     hides_usage: bool,
     /// Whether the event before was kept back.
     hid: bool,
+    /// When bytes last came, whole events or not.
+    last_read: Instant,
 }
 
 /// An event of a feed and what it means.
@@ -64,7 +66,7 @@ impl Feed {
     /// Reads `body`, which speaks the dialect of `endpoint`.
     pub fn new(endpoint: Endpoint, body: Incoming, hides_usage: bool) -> Self {
         let (decoder, observer) = (Some(Decoder::default()), Observer::new(endpoint));
-        Self { endpoint, body, decoder, observer, hides_usage, hid: false }
+        Self { endpoint, body, decoder, observer, hides_usage, hid: false, last_read: Instant::now() }
     }
 
     /// The next event; `Ok(None)` at the end of the stream, `Err` where the connection broke.
@@ -78,6 +80,7 @@ impl Feed {
             }
             match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => {
+                    self.last_read = Instant::now();
                     if let Ok(chunk) = frame.into_data() {
                         decoder.push(chunk);
                     }
@@ -150,7 +153,8 @@ pub struct Relay {
     ready: VecDeque<Bytes>,
     idle: Pin<Box<Sleep>>,
     idle_limit: Duration,
-    last_read: Instant,
+    /// When the client last took something: a feed that nobody reads is not silent.
+    last_taken: Instant,
     ended: bool,
     /// The bytes that waited when the upstream's connection last handed something over, and the turns since then.
     gathered: usize,
@@ -167,7 +171,7 @@ impl Relay {
         idle_limit: Duration,
     ) -> Self {
         let idle = Box::pin(tokio::time::sleep(idle_limit));
-        Self { feed, flight, ready, idle, idle_limit, last_read: Instant::now(), ended: false, gathered: 0, turns: 0 }
+        Self { feed, flight, ready, idle, idle_limit, last_taken: Instant::now(), ended: false, gathered: 0, turns: 0 }
     }
 
     /// The next bytes for the client, always whole events; `None` at the end.
@@ -216,7 +220,7 @@ impl Relay {
     }
 
     fn take(&mut self, read: Result<Option<Passed>, Cut>) {
-        self.last_read = Instant::now();
+        self.last_taken = Instant::now();
         match read {
             Ok(Some(Passed { bytes, frame })) => match frame {
                 Frame::Lifecycle | Frame::Meaningful | Frame::UsageOnly => self.ready.push_back(bytes),
@@ -273,11 +277,11 @@ impl Relay {
         self.ready.push_back(bytes);
     }
 
-    /// Waits until the feed has been silent for too long; an event since then moves the alarm.
+    /// Waits until the feed has been silent for too long; bytes since then move the alarm.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             std::task::ready!(self.idle.as_mut().poll(cx));
-            let alarm = self.last_read + self.idle_limit;
+            let alarm = self.feed.last_read.max(self.last_taken) + self.idle_limit;
             if alarm <= Instant::now() {
                 self.break_off(Transport::IdleTimeout);
                 return Poll::Ready(());

@@ -11,14 +11,11 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use waybill_events::log::{Seq, StoredFrame};
 use waybill_events::sqlite::{self, SqliteLog};
 use waybill_projections::fold::Fold;
-use waybill_projections::gate::{Gate, Summary, Verdict};
+use waybill_projections::gate::{Gate, Verdict};
 use waybill_projections::read::{self, Unread};
 use waybill_projections::usage::{Journal, Row, UsageFold};
-use waybill_routing::state::State;
-use waybill_schema::catalogue::{BatchError, Rows};
 use waybill_schema::event::Fact;
 use waybill_schema::frame::FrameError;
-use waybill_schema::id::Revision;
 use waybill_schema::time::Time;
 
 use crate::rows::{self, Checkpoint};
@@ -75,14 +72,8 @@ pub enum OpenError {
 /// What a program that starts has read out of the log.
 #[derive(Debug)]
 pub struct Start {
-    /// The routing state.
-    pub state: State,
-    /// The catalogue.
-    pub rows: Rows,
-    /// The batches that did not fit the catalogue.
-    pub misfits: Vec<(Revision, BatchError)>,
-    /// What the gate has seen: the last number of every writer, duplicates, violations.
-    pub summary: Summary,
+    /// The gate, the routing state and the catalogue, to be carried on; the requests under way stay with the projector.
+    pub fold: Fold,
     /// Lines and frames in quarantine.
     pub n_quarantined: u64,
     /// The last frame.
@@ -147,10 +138,10 @@ impl EmbeddedProjector {
         let n_quarantined = transaction.query_row("SELECT count(*) FROM quarantine", [], |row| row.get::<_, i64>(0))?;
         let at = Checkpoint::at(&transaction, replay.seq)?;
         transaction.commit()?;
-        let Fold { gate, usage, state, rows, misfits } = replay.fold;
-        let (summary, seq) = (gate.summary(), Seq(replay.seq));
+        let mut fold = replay.fold;
+        let (gate, usage, seq) = (fold.gate.clone(), std::mem::take(&mut fold.usage), Seq(replay.seq));
         let n_quarantined = n_quarantined.unsigned_abs();
-        let start = Start { state, rows, misfits, summary, n_quarantined, seq, rebuilt };
+        let start = Start { fold, n_quarantined, seq, rebuilt };
         Ok((Self { gate, usage, at, steps: VecDeque::new() }, start))
     }
 
@@ -480,7 +471,7 @@ mod tests {
         store.tell(&facts);
         let mut store = store.reopen().expect("the file opens again");
         assert_eq!(store.rows(EVENTS), [""; 0]);
-        assert_eq!(store.start.summary.writers["gw"], Epoch { epoch: 1, last: 2 });
+        assert_eq!(store.start.fold.gate.summary().writers["gw"], Epoch { epoch: 1, last: 2 });
         let started = store.gateway.starts(500);
         store.tell(&[started]);
         let expected = store.everything();
@@ -517,7 +508,7 @@ mod tests {
             .expect("the line is kept");
         assert_eq!(kept, damaged);
         let store = store.reopen().expect("the file opens again");
-        assert_eq!((store.start.n_quarantined, store.start.summary.tainted()), (1, false));
+        assert_eq!((store.start.n_quarantined, store.start.fold.gate.summary().tainted()), (1, false));
     }
 
     #[test]
@@ -647,8 +638,8 @@ mod tests {
         let mut store = Store::new();
         failed_over(&mut store);
         let store = store.reopen().expect("the file opens again");
-        assert_eq!((store.start.seq, store.start.summary.tainted()), (Seq(6), false));
-        let health = store.start.state.health(&"main/gpt/a".into(), 1).expect("the member is on record");
+        assert_eq!((store.start.seq, store.start.fold.gate.summary().tainted()), (Seq(6), false));
+        let health = store.start.fold.state.health(&"main/gpt/a".into(), 1).expect("the member is on record");
         assert_eq!((health.failures, health.last_ok_at.is_some()), (0, true));
     }
 }

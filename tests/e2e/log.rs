@@ -8,8 +8,10 @@ use waybill_events::sqlite::SqliteLog;
 use waybill_projections::chain::Chains;
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::Verdict;
+use waybill_projections::read;
 use waybill_projections::usage::{Row, UsageAttempt};
 use waybill_schema::event::{Class, Event, Fact};
+use waybill_schema::frame::{Frame, Header};
 use waybill_schema::id::RequestId;
 
 /// More frames than any test writes.
@@ -30,9 +32,9 @@ pub(crate) fn told(data: &Path) -> Told {
     let (mut head, mut facts, mut rows) = (Seq::START, Vec::new(), Vec::new());
     for frame in frames_after(data, Seq::START) {
         head = frame.seq;
-        let (header, lines) = frame.facts().expect("a frame is whole");
+        let header = sealed(&frame);
         assert_eq!(chains.follow(&header), Ok(()), "frame {head}");
-        for line in lines {
+        for line in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
             let fact = line.expect("a line is a fact");
             assert_eq!(fold.apply(&fact, head.0, &mut rows), Verdict::Fold, "{}", fact.revision);
             facts.push(fact);
@@ -44,8 +46,17 @@ pub(crate) fn told(data: &Path) -> Told {
 
 /// The facts behind frame `head`.
 pub(crate) fn facts_after(data: &Path, head: Seq) -> Vec<Fact> {
-    let facts = |frame: StoredFrame| frame.facts().expect("a frame is whole").1;
-    frames_after(data, head).into_iter().flat_map(facts).map(|line| line.expect("a line is a fact")).collect()
+    let facts = |frame: StoredFrame| -> Vec<Fact> {
+        let header = sealed(&frame);
+        let lines = read::facts(&header, &frame.bytes, frame.stored, frame.sent);
+        lines.map(|line| line.expect("a line is a fact")).collect()
+    };
+    frames_after(data, head).into_iter().flat_map(facts).collect()
+}
+
+/// The header of a frame whose sum fits.
+fn sealed(frame: &StoredFrame) -> Header {
+    Frame::parse(frame.bytes.clone()).expect("a frame is whole").header
 }
 
 fn frames_after(data: &Path, head: Seq) -> Vec<StoredFrame> {

@@ -19,5 +19,6 @@ mod identity;
 mod kill;
 mod readme;
 mod redecide;
+mod secrets;
 mod shutdown;
 mod streams;

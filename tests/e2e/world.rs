@@ -1,5 +1,6 @@
 //! A world: one `waybill up` with a configuration of the test's own, over scripted upstreams, in a temporary folder.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -128,7 +129,17 @@ impl World {
 
     /// Starts the gateway, again after a kill.
     pub(crate) async fn restart(&mut self) {
-        let mut child = self.spawn();
+        let child = self.spawn();
+        self.meet(child).await;
+    }
+
+    /// Starts the gateway so that it writes all it has to say about itself to `file`.
+    pub(crate) async fn restart_talkative(&mut self, file: File) {
+        let child = self.command_up().env("RUST_LOG", "trace").stderr(file).spawn();
+        self.meet(child.expect("the gateway starts")).await;
+    }
+
+    async fn meet(&mut self, mut child: Child) {
         let stdout = child.stdout.take().expect("stdout is piped");
         let mut lines = BufReader::new(stdout).lines();
         let addr = loop {
@@ -151,7 +162,12 @@ impl World {
     }
 
     fn spawn(&self) -> Child {
-        Command::new(binary())
+        self.command_up().spawn().expect("the gateway starts")
+    }
+
+    fn command_up(&self) -> Command {
+        let mut command = Command::new(binary());
+        command
             .args(["up", "--listen", "127.0.0.1:0", "--config"])
             .arg(&self.config)
             .arg("--data")
@@ -159,9 +175,8 @@ impl World {
             .envs(SECRETS)
             .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the gateway starts")
+            .kill_on_drop(true);
+        command
     }
 
     /// Kills the gateway where it stands.

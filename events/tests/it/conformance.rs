@@ -8,7 +8,7 @@ use waybill_schema::frame::{CHAIN_START, Frame, Link};
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
-use super::{MADE, event, line};
+use super::{MADE, event, line, reading};
 
 /// When every frame of these tests is sent: 1500 ms after its facts were made.
 pub(crate) const SENT: Time = Time(1_798_000_001_500);
@@ -204,7 +204,7 @@ pub(crate) fn facts_keep_their_age<L: Log>(open: &mut dyn FnMut() -> L) {
     append(&mut log, &[chain.frame(&["one", "two"])], None);
     let stored = log.read(Seq::START, 10).unwrap().remove(0);
     assert_eq!(stored.sent, SENT);
-    let (header, facts) = stored.facts().unwrap();
+    let (header, facts) = reading::facts(&stored);
     let facts: Vec<Fact> = facts.into_iter().map(|fact| fact.expect("a good line")).collect();
     assert_eq!((header.first, facts.len()), (1, 2));
     assert_eq!(facts[1].revision.to_string(), "gw-a:1:2");
@@ -217,7 +217,7 @@ pub(crate) fn a_line_that_is_no_fact_spares_its_neighbours<L: Log>(open: &mut dy
     let (mut log, mut chain) = (open(), Chain::new("gw-a"));
     let lines = [line(1, "one").as_bytes(), b"\xff{\n", line(3, "three").as_bytes()].concat();
     append(&mut log, &[chain.seal(3, &lines)], None);
-    let (_, facts) = log.read(Seq::START, 10).unwrap()[0].facts().unwrap();
+    let (_, facts) = reading::facts(&log.read(Seq::START, 10).unwrap()[0]);
     let bad = facts[1].as_ref().unwrap_err();
     assert_eq!((bad.line, bad.number, &*bad.bytes), (1, 2, &b"\xff{"[..]));
     let good: Vec<&Event> = facts.iter().flatten().map(|fact| &fact.event).collect();

@@ -15,7 +15,7 @@ use waybill_schema::frame::{CHAIN_START, FRAME_FACTS_MAX, Frame, Link};
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
-use super::{MADE, body, line};
+use super::{MADE, body, line, reading};
 
 const LONG: Duration = Duration::from_secs(60);
 const WRITER: &str = "gw-a";
@@ -46,7 +46,7 @@ fn facts(dir: &Path) -> Vec<Fact> {
     let mut prev = CHAIN_START.to_owned();
     let mut all = Vec::new();
     for (stored, number) in log(dir).read(Seq::START, usize::MAX).unwrap().into_iter().zip(1..) {
-        let (header, facts) = stored.facts().expect("the sum fits");
+        let (header, facts) = reading::facts(&stored);
         assert_eq!((header.frame, &header.prev), (number, &prev));
         prev = header.sum;
         all.extend(facts.into_iter().map(|fact| fact.expect("a good line")));
@@ -149,7 +149,7 @@ fn frames_hold_no_more_facts_than_they_may() {
     }
     ship(reader, log(dir.path())).stop(LONG);
     let frames = log(dir.path()).read(Seq::START, 100).unwrap();
-    let counts: Vec<u32> = frames.iter().map(|stored| stored.facts().unwrap().0.count).collect();
+    let counts: Vec<u32> = frames.iter().map(|stored| reading::facts(stored).0.count).collect();
     assert_eq!(counts.iter().sum::<u32>(), 2 * (2560 + 1));
     assert!(counts.iter().all(|count| *count <= FRAME_FACTS_MAX), "{counts:?}");
 }

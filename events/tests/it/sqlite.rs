@@ -9,7 +9,7 @@ use waybill_schema::frame::{Frame, Link};
 use waybill_schema::time::Time;
 
 use super::conformance::SENT;
-use super::{MADE, line};
+use super::{MADE, line, reading};
 
 fn open(dir: &Path) -> SqliteLog {
     SqliteLog::open(&dir.join("log.sqlite"), Box::new(|_, _| Ok(()))).unwrap()
@@ -82,7 +82,7 @@ fn a_fact_happened_when_its_writer_made_it() {
     log.append(&[frame(Link::start(), 1)], None, SENT).unwrap();
     let stored = log.read(Seq::START, 1).unwrap().remove(0);
     assert_eq!(stored.stored, SENT);
-    let fact = stored.facts().unwrap().1.remove(0).expect("a good line");
+    let fact = reading::facts(&stored).1.remove(0).expect("a good line");
     assert_eq!(fact.at, MADE);
 }
 
