@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         last_resort: config.as_ref().is_some_and(|config| config.retry.all_cooling == AllCooling::BestEffort),
         catalogue: catalogue.revision,
     };
-    let draw = uuid::Uuid::new_v4().as_u64_pair().1 & ((1 << select::DRAW_BITS) - 1);
+    let draw = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
     let choice = select::look(&ask, &Moment { state: &state, now: Time::wall_clock(), draw });
     let decided = select::decide(&choice);
     let answer = Answer {

@@ -6,7 +6,7 @@
 //!
 //! Modules in reading order:
 
-pub mod log;
-pub mod shipper;
 pub mod spool;
+pub mod log;
 pub mod sqlite;
+pub mod shipper;

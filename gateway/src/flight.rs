@@ -126,7 +126,7 @@ impl Flight {
         last_resort: bool,
     ) -> Result<(dispatch::Attempt, Place), Box<(Search, Choice)>> {
         let now = Time::wall_clock();
-        let draw = draw();
+        let draw = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
         let (chosen, revision) = self.gateway.ledger.decide(now, |state| {
             let ask = Ask {
                 pool: &self.pool,
@@ -318,10 +318,6 @@ fn base_of(affinity: &Affinity) -> Option<Revision> {
         Affinity::Hit(read) | Affinity::Skipped(read) => Some(read.revision.clone()),
         Affinity::None | Affinity::Absent => None,
     }
-}
-
-fn draw() -> u64 {
-    uuid::Uuid::new_v4().as_u64_pair().1 & ((1 << select::DRAW_BITS) - 1)
 }
 
 /// Milliseconds since `then`.

@@ -2,14 +2,16 @@
 //!
 //! The decisions are in `waybill-routing`; here is the shell that asks them and acts. Modules in reading order:
 
-pub mod answer;
+pub mod server;
+pub mod proxy;
+pub mod journey;
+pub mod failure;
 pub mod flight;
+pub mod relay;
+pub mod answer;
+pub mod refusal;
+pub mod models;
+pub mod upstream;
+pub mod serving;
 pub mod ledger;
 pub mod metrics;
-pub mod models;
-pub mod proxy;
-pub mod refusal;
-pub mod relay;
-pub mod server;
-pub mod serving;
-pub mod upstream;

@@ -21,8 +21,8 @@ use waybill_routing::sse::{self, Decoder};
 use waybill_schema::event::{Class, Effect, Endpoint, Outcome, Tokens};
 use waybill_schema::time::Time;
 
+use crate::failure::about_the_gateway;
 use crate::flight::{Flight, Landing, Learnt};
-use crate::proxy::about_the_gateway;
 
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
 const CHARS_PER_TOKEN: u64 = 4;

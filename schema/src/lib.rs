@@ -2,15 +2,15 @@
 //!
 //! Nothing here does IO. Modules in reading order:
 
+pub mod id;
+pub mod time;
+pub mod secret;
+pub mod event;
+pub mod upcast;
+pub mod frame;
 pub mod catalogue;
 pub mod config;
-pub mod event;
-pub mod frame;
-pub mod id;
-pub mod secret;
 pub mod store;
-pub mod time;
-pub mod upcast;
 
 /// The version of the folds: a checkpoint written under another one is not continued but rebuilt.
 ///

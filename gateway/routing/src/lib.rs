@@ -2,12 +2,12 @@
 //!
 //! Modules in reading order:
 
-pub mod classify;
-pub mod dispatch;
-pub mod fingerprint;
-pub mod observe;
 pub mod request;
-pub mod select;
 pub mod session;
-pub mod sse;
+pub mod fingerprint;
 pub mod state;
+pub mod select;
+pub mod dispatch;
+pub mod classify;
+pub mod observe;
+pub mod sse;

@@ -52,6 +52,11 @@ pub struct Ask<'a> {
     pub catalogue: u64,
 }
 
+/// Cuts random bits to a draw.
+pub fn draw(random: u64) -> u64 {
+    random & ((1 << DRAW_BITS) - 1)
+}
+
 /// Gathers what the choice depends on, the candidate to be chosen first: so what is cut off changes no decision.
 pub fn look(ask: &Ask<'_>, moment: &Moment<'_>) -> Choice {
     let mut candidates: Vec<Candidate> = ask.pool.places.iter().map(|place| candidate(place, ask, moment)).collect();

@@ -3,12 +3,11 @@
 //! Nothing here does IO or reads a clock; the same facts in the same order give the same rows on any machine. Modules
 //! in reading order:
 
-pub mod chain;
-pub mod fold;
-pub mod gate;
 pub mod read;
+pub mod gate;
+pub mod chain;
 pub mod usage;
+pub mod fold;
 pub mod word;
-
 #[cfg(any(test, feature = "story"))]
 pub mod story;

@@ -1,0 +1,387 @@
+//! The journey of a request: its sends to one deployment after another, until one answers or none is left.
+//!
+//! Plain answers and streams take the same path: a send either becomes an [`Answer`] that is committed to the client,
+//! or fails with a verdict that the dispatch machine turns into the next step.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+use waybill_routing::classify::{self, Transport};
+use waybill_routing::dispatch::{self, End, Limits, Next, Replay, Search};
+use waybill_routing::observe::{self, Frame};
+use waybill_routing::request::Inbound;
+use waybill_routing::select;
+use waybill_schema::catalogue::Place;
+use waybill_schema::config::AllCooling;
+use waybill_schema::event::{Choice, Class, Endpoint, Exclusion, Outcome};
+use waybill_schema::id::ModelName;
+use waybill_schema::time::Time;
+
+use crate::answer::{self, Body, Marks, full};
+use crate::failure::{Failure, Shown, show_error};
+use crate::flight::{Flight, Landing, Learnt};
+use crate::proxy::{Arrived, Gateway};
+use crate::refusal::{Refusal, retry_after};
+use crate::relay::{Feed, Relay, class_of};
+use crate::upstream::Send;
+
+/// The largest plain answer, in bytes: 64 MiB, above any image a provider inlines.
+pub const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// The largest error body that is read, in bytes.
+pub const ERROR_BYTES_MAX: usize = 1 << 20;
+
+/// The sends of one request.
+pub(crate) struct Journey<'a> {
+    pub(crate) gateway: &'a Gateway,
+    pub(crate) arrived: &'a Arrived,
+    pub(crate) inbound: Inbound<'a>,
+    /// When the whole of a plain answer, or the beginning of a stream, must be there, however many sends it takes.
+    pub(crate) deadline: Instant,
+    /// The body as each upstream model wants it; most requests need one.
+    pub(crate) bodies: Vec<(ModelName, Bytes)>,
+}
+
+/// An answer whose first meaningful part is here.
+enum Answer {
+    /// All of it.
+    Whole { status: StatusCode, headers: HeaderMap, body: Bytes, class: Class, learnt: Learnt },
+    /// The beginning of a stream; a terminal frame may already be among it.
+    Stream { headers: HeaderMap, feed: Box<Feed>, ready: VecDeque<Bytes>, ended: Option<Class> },
+}
+
+impl Journey<'_> {
+    /// Sends until there is an answer or nothing left to try, and answers the client.
+    pub(crate) async fn travel(mut self, mut flight: Flight) -> Response<Body> {
+        let mut search = dispatch::begin(self.limits());
+        let mut failure: Option<Failure> = None;
+        loop {
+            let (attempt, place) = match self.choose(&mut flight, search).await {
+                Ok(chosen) => chosen,
+                Err(choice) => return self.without_route(flight, &choice, failure),
+            };
+            match self.send_here(&mut flight, attempt, place).await {
+                Ok((attempt, answer)) => return self.commit(flight, attempt, answer),
+                Err((next, failed)) => match next {
+                    Next::Other(further) => {
+                        search = further;
+                        failure = Some(failed);
+                    }
+                    Next::End(end) => return self.give_up(flight, failed, end),
+                    Next::Same { .. } => unreachable!("send_here goes on while the same deployment is sent to again"),
+                },
+            }
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let retry = &self.arrived.serving.config.retry;
+        Limits {
+            max_attempts: retry.max_attempts,
+            retry_times: if retry.cross_channel { retry.retry_times } else { 0 },
+            sends_max: retry.sends_max,
+            backoff_ms: u64::from(retry.backoff_ms),
+            deadline: Time::wall_clock().plus_ms(millis_until(self.deadline)),
+            replay: if self.inbound.background { Replay::RefusedOnly } else { Replay::Free },
+        }
+    }
+
+    /// Chooses; where every candidate cools and the setting says so, waits for the soonest and chooses once more.
+    async fn choose(&self, flight: &mut Flight, search: Search) -> Result<(dispatch::Attempt, Place), Choice> {
+        let all_cooling = self.arrived.serving.config.retry.all_cooling;
+        let (search, choice) = match flight.choose(search, all_cooling == AllCooling::BestEffort) {
+            Ok(chosen) => return Ok(chosen),
+            Err(refused) => *refused,
+        };
+        let wait = select::soonest(&choice).map(|soonest| Time::wall_clock().until(soonest));
+        match (all_cooling, wait) {
+            (AllCooling::Wait(bound), Some(wait))
+                if wait <= seconds(bound) && Instant::now() + wait < self.deadline =>
+            {
+                tokio::time::sleep(wait + Duration::from_millis(1)).await;
+                flight.choose(search, false).map_err(|refused| refused.1)
+            }
+            _ => Err(choice),
+        }
+    }
+
+    /// Sends to one deployment until it answers or its attempts are used up.
+    async fn send_here(
+        &mut self,
+        flight: &mut Flight,
+        mut attempt: dispatch::Attempt,
+        place: Place,
+    ) -> Result<(dispatch::Attempt, Answer), (Next, Failure)> {
+        loop {
+            let failure = match self.send(flight, &place).await {
+                Ok(answer) => return Ok((attempt, answer)),
+                Err(failure) => failure,
+            };
+            flight.failed(&failure.verdict, failure.learnt.clone());
+            match attempt.fail(&failure.verdict, Time::wall_clock()) {
+                Next::Same { attempt: again, after_ms } => {
+                    tokio::time::sleep(Duration::from_millis(after_ms)).await;
+                    flight.again(place.clone());
+                    attempt = again;
+                }
+                next @ (Next::Other(_) | Next::End(_)) => return Err((next, failure)),
+            }
+        }
+    }
+
+    async fn send(&mut self, flight: &mut Flight, place: &Place) -> Result<Answer, Failure> {
+        let spread = flight.context().sticky.as_ref().map_or(flight.request().as_str(), |sticky| sticky.key.as_str());
+        let send = Send {
+            endpoint: self.arrived.endpoint,
+            place,
+            group: &flight.context().group,
+            headers: &self.arrived.headers,
+            query: self.arrived.query.as_deref(),
+            credential: self.arrived.serving.credential(&place.channel.id, spread.as_bytes()),
+        };
+        let request = send.request(self.body_for(&place.upstream_model));
+        let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
+        let first_token = Instant::now() + self.first_token_limit(flight);
+        let answer = async {
+            let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
+            self.read(flight, response).await
+        };
+        match tokio::time::timeout_at(first_token.min(self.deadline), answer).await {
+            Ok(answer) => answer,
+            Err(_) if first_token < self.deadline => Err(Failure::transport(Transport::FirstTokenTimeout)),
+            Err(_) => Err(Failure::out_of_time(flight)),
+        }
+    }
+
+    /// The time for the first meaningful frame of a stream; a plain answer has until the request's deadline.
+    fn first_token_limit(&self, flight: &Flight) -> Duration {
+        let retry = &self.arrived.serving.config.retry;
+        let own = flight.first_token_seconds().unwrap_or(retry.first_token_seconds);
+        seconds(if self.inbound.stream { own } else { retry.timeout_seconds })
+    }
+
+    /// The body with this upstream's model name; the client's own bytes where nothing changes.
+    fn body_for(&mut self, model: &ModelName) -> Bytes {
+        if let Some((_, body)) = self.bodies.iter().find(|(known, _)| known == model) {
+            return body.clone();
+        }
+        let changed = self.inbound.upstream_body(&self.arrived.body, model.as_str(), true);
+        let body = changed.map_or_else(|| self.arrived.body.clone(), Bytes::from);
+        self.bodies.push((model.clone(), body.clone()));
+        body
+    }
+
+    async fn read(&self, flight: &mut Flight, response: Response<Incoming>) -> Result<Answer, Failure> {
+        let (head, body) = response.into_parts();
+        if !head.status.is_success() {
+            return Err(self.read_error(head, body).await);
+        }
+        let streams = answer::is_event_stream(&head.headers);
+        match (self.inbound.stream, streams) {
+            (true, true) => self.open_stream(flight, head.headers, body).await,
+            (false, true) => Err(Failure::transport(Transport::Malformed)),
+            (_, false) => self.read_whole(head, body).await,
+        }
+    }
+
+    async fn read_error(&self, head: http::response::Parts, body: Incoming) -> Failure {
+        let body =
+            Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|whole| whole.to_bytes()).unwrap_or_default();
+        let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+        let now = Time::wall_clock();
+        let verdict = classify::head(self.arrived.endpoint, head.status.as_u16(), &header, &body, now);
+        Failure {
+            shown: show_error(head.status, &head.headers, body, &verdict),
+            learnt: Learnt { status: Some(head.status.as_u16()), ..Learnt::default() },
+            verdict,
+        }
+    }
+
+    async fn read_whole(&self, head: http::response::Parts, body: Incoming) -> Result<Answer, Failure> {
+        let status = Some(head.status.as_u16());
+        let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
+        if !answer::may_be_json(&head.headers) {
+            return Err(Failure::transport(Transport::Html).with_status(status));
+        }
+        let fault = |transport| Failure::transport(transport).with_status(status);
+        let whole = match observe::json(self.arrived.endpoint, &body) {
+            Ok(whole) if self.inbound.stream && !self.inbound.background => {
+                tracing::debug!(?whole.terminal, "a plain answer to a request for a stream");
+                return Err(fault(Transport::Malformed));
+            }
+            Ok(whole) if whole.empty => return Err(fault(Transport::Empty)),
+            Ok(whole) => whole,
+            Err(observe::Fault::Error(error)) => {
+                return Err(Failure::reported(self.arrived.endpoint, &error).with_status(status));
+            }
+            Err(observe::Fault::Html) => return Err(fault(Transport::Html)),
+            Err(observe::Fault::Foreign) => return Err(fault(Transport::Malformed)),
+        };
+        let Some(class) = class_of(whole.terminal) else { return Err(fault(Transport::Cut)) };
+        let served_model = whole.served_model.map(|model| model.as_str().to_owned());
+        let learnt = Learnt { status, usage: whole.usage, served_model };
+        Ok(Answer::Whole { status: head.status, headers: head.headers, body, class, learnt })
+    }
+
+    /// Holds the stream back until its first meaningful frame: until then another deployment may still answer.
+    async fn open_stream(&self, flight: &mut Flight, headers: HeaderMap, body: Incoming) -> Result<Answer, Failure> {
+        let mut feed = Box::new(Feed::new(self.arrived.endpoint, body, !self.inbound.asks_usage()));
+        let mut ready = VecDeque::new();
+        let failure = loop {
+            let passed = match feed.next().await {
+                Ok(Some(passed)) => passed,
+                Ok(None) => match feed.at_eof().and_then(class_of) {
+                    Some(class) if !feed.is_empty() => {
+                        return Ok(Answer::Stream { headers, feed, ready, ended: Some(class) });
+                    }
+                    Some(_) => break Failure::transport(Transport::Empty),
+                    None => break Failure::transport(Transport::Cut),
+                },
+                Err(_) => break Failure::transport(Transport::Cut),
+            };
+            match passed.frame {
+                Frame::Lifecycle | Frame::UsageOnly => ready.push_back(passed.bytes),
+                Frame::Meaningful => {
+                    ready.push_back(passed.bytes);
+                    flight.first_token();
+                    return Ok(Answer::Stream { headers, feed, ready, ended: None });
+                }
+                Frame::Terminal(terminal) => match class_of(terminal) {
+                    Some(class) if !feed.is_empty() => {
+                        ready.push_back(passed.bytes);
+                        return Ok(Answer::Stream { headers, feed, ready, ended: Some(class) });
+                    }
+                    Some(_) => break Failure::transport(Transport::Empty),
+                    None => break Failure::transport(Transport::Cut),
+                },
+                Frame::Error(error) => break Failure::reported(self.arrived.endpoint, &error),
+            }
+        };
+        Err(Failure { learnt: feed.learnt(), ..failure })
+    }
+
+    /// From here the client has its answer, and only its end is open.
+    fn commit(&self, mut flight: Flight, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
+        let committed = attempt.commit();
+        let place = flight.place().cloned();
+        let marks = |flight: &Flight, headers: &mut HeaderMap| {
+            let exposed = place.as_ref().filter(|_| self.arrived.key.expose_route);
+            self.mark(flight, headers, exposed.map(|place| place.deployment.as_str()));
+        };
+        match answer {
+            Answer::Whole { status, headers, body, class, learnt } => {
+                flight.succeeded(class, learnt, status.as_u16());
+                let mut response = Response::new(full(body));
+                *response.status_mut() = status;
+                *response.headers_mut() = answer::passed_on(&headers);
+                marks(&flight, response.headers_mut());
+                response
+            }
+            Answer::Stream { headers, feed, ready, ended } => {
+                let mut passed = answer::passed_on(&headers);
+                marks(&flight, &mut passed);
+                let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
+                let mut relay = Relay::new(*feed, flight, committed, ready, idle);
+                if let Some(class) = ended {
+                    relay.complete(class);
+                }
+                let mut response = Response::new(Body::Relay(Box::new(relay)));
+                *response.headers_mut() = passed;
+                response
+            }
+        }
+    }
+
+    fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
+        // A 429 without Retry-After ends Codex at once; one above a minute is ignored by others (CLIENTS.md, rule 7).
+        let unsaid = (failure.verdict.class == Class::RateLimited).then_some(1000);
+        let wait_ms = failure.verdict.retry_after_ms.or(unsaid);
+        let (mut response, code) = match failure.shown {
+            Shown::Ours(refusal) => {
+                (refusal.answer(Some(self.arrived.endpoint), flight.request().as_str()), Some(refusal.code()))
+            }
+            Shown::Theirs { status, headers, body } => {
+                let mut response = Response::new(full(body));
+                *response.status_mut() = status;
+                *response.headers_mut() = answer::passed_on(&headers);
+                (response, None)
+            }
+        };
+        let headers = response.headers_mut();
+        if let Some(ms) = wait_ms {
+            headers.insert(RETRY_AFTER, retry_after(ms));
+        }
+        if end != End::Final {
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        }
+        self.mark(&flight, headers, None);
+        let outcome = Outcome::Failed;
+        flight.ended(Landing { outcome, status: Some(response.status().as_u16()), code });
+        response
+    }
+
+    /// Nobody may be sent to: the failure of the last send, if there was one, else a refusal that names the reasons.
+    fn without_route(&self, mut flight: Flight, choice: &Choice, failure: Option<Failure>) -> Response<Body> {
+        if let Some(failure) = failure {
+            return self.give_up(flight, failure, End::Exhausted);
+        }
+        let refusal = no_route(self.arrived.endpoint, choice);
+        self.gateway.metrics.refused(refusal.code());
+        let mut response = refusal.answer(Some(self.arrived.endpoint), flight.request().as_str());
+        self.mark(&flight, response.headers_mut(), None);
+        let (status, code) = (Some(refusal.status().as_u16()), Some(refusal.code()));
+        flight.ended(Landing { outcome: Outcome::Refused, status, code });
+        response
+    }
+
+    fn mark(&self, flight: &Flight, headers: &mut HeaderMap, deployment: Option<&str>) {
+        let marks = Marks {
+            endpoint: self.arrived.endpoint,
+            request: flight.request().as_str(),
+            session: flight.context().session.as_str(),
+            attempts: flight.sends(),
+            deployment,
+        };
+        marks.set(headers);
+    }
+}
+
+fn seconds(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into())
+}
+
+fn millis_until(deadline: Instant) -> i64 {
+    let left = deadline.saturating_duration_since(Instant::now());
+    i64::try_from(left.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn no_route(endpoint: Endpoint, choice: &Choice) -> Refusal {
+    // By the counts, which cover all: of the candidates only the first are kept.
+    let speaks = choice.excluded.iter().any(|count| count.code != Exclusion::Endpoint);
+    if endpoint == Endpoint::CountTokens && !speaks {
+        return Refusal::NotSupported;
+    }
+    let now = Time::wall_clock();
+    let reasons: Vec<String> =
+        choice.excluded.iter().map(|count| format!("{} {}", count.n, word(count.code))).collect();
+    let soonest_ms = select::soonest(choice).map(|soonest| soonest.ms_since(now));
+    Refusal::NoRoute { why: reasons.join(", "), soonest_ms }
+}
+
+fn word(code: Exclusion) -> &'static str {
+    match code {
+        Exclusion::Disabled => "disabled",
+        Exclusion::ZeroWeight => "with weight 0",
+        Exclusion::Endpoint => "without this endpoint",
+        Exclusion::Credential => "without a credential",
+        Exclusion::Blocked => "not serving this model",
+        Exclusion::Cooling => "cooling down",
+        Exclusion::Exhausted => "tried in vain",
+    }
+}
