@@ -23,10 +23,10 @@ use crate::log::{AppendError, Appended, Last, Log, Seq};
 use crate::spool::{Reader, SpoolError, Stop, Stopper, Wake};
 
 /// How long facts may gather between two appends.
-pub const GATHER: Duration = Duration::from_millis(20);
-/// So many facts, or bytes of them, are worth an append before that time is over: four full frames.
-const FACTS_WORTH: u64 = 4 * FRAME_FACTS_MAX as u64;
-const BYTES_WORTH: u64 = 4 * FRAME_BYTES_MAX as u64;
+pub const GATHER: Duration = Duration::from_millis(50);
+/// So many facts, or bytes of them, are worth an append before that time is over: eight full frames.
+const FACTS_WORTH: u64 = 8 * FRAME_FACTS_MAX as u64;
+const BYTES_WORTH: u64 = 8 * FRAME_BYTES_MAX as u64;
 /// At most this many frames are appended at once.
 pub const FRAMES_MAX: usize = 16;
 /// The first wait after the log was unavailable; it doubles with each failure.

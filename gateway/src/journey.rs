@@ -66,7 +66,11 @@ impl Journey<'_> {
                 Err(choice) => return self.without_route(flight, &choice, failure),
             };
             match self.send_here(&mut flight, attempt, place).await {
-                Ok((attempt, answer)) => return self.commit(flight, attempt, answer),
+                Ok((attempt, answer)) => {
+                    let response = self.commit(flight, attempt, answer);
+                    together().await;
+                    return response;
+                }
                 Err((next, failed)) => match next {
                     Next::Other(further) => {
                         search = further;
@@ -148,6 +152,7 @@ impl Journey<'_> {
         let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
         let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
+            together().await;
             let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
@@ -350,6 +355,13 @@ impl Journey<'_> {
         };
         marks.set(headers);
     }
+}
+
+/// Lets the other requests that are ready come as far as this before anything is sent: sends that follow each other
+/// find their receivers awake, and waking one costs about as much as the send (`make bench`). Alone, a request goes on
+/// at once.
+async fn together() {
+    tokio::task::yield_now().await;
 }
 
 fn seconds(seconds: u32) -> Duration {

@@ -226,13 +226,16 @@ impl Reader {
             return Ok(None);
         }
         let start = self.place;
-        let path = start.segment.path(&self.shared.dir);
-        let payload = self.payload(available).map_err(SpoolError::io(&path))?;
+        let payload = match self.payload(available) {
+            Ok(payload) => payload,
+            Err(error) => return Err(SpoolError::io(&start.segment.path(&self.shared.dir))(error)),
+        };
         let record = payload.and_then(|lines| {
             let (epoch, count) = (start.segment.epoch, segment::count_lines(&lines));
             Some(Record { epoch, first: segment::first_number(&lines)?, count, lines, start })
         });
-        let record = record.ok_or(SpoolError::Damaged { file: path, offset: start.offset })?;
+        let damaged = || SpoolError::Damaged { file: start.segment.path(&self.shared.dir), offset: start.offset };
+        let record = record.ok_or_else(damaged)?;
         let bytes = (HEAD_BYTES + record.lines.len()) as u64;
         self.place.offset += bytes;
         self.place.before = start.before.plus(Count { facts: record.count, bytes });
