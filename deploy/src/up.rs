@@ -109,6 +109,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
     chores.spawn(show_life(gateway.clone()));
     server::serve(listener, house, asked_to_stop()?).await;
     chores.shutdown().await;
+    gateway.ledger.flush();
     let standing = shipper.stop(Duration::from_secs(SHIP_SECONDS));
     tracing::info!(?standing, "stopped");
     if let Some(demo) = &demo {

@@ -118,7 +118,7 @@ impl Flight {
         self.open.as_ref().map(|open| &open.place)
     }
 
-    /// Chooses a deployment and records the selection, as one step with the state it depends on. Errors with the
+    /// Chooses a deployment and notes the selection, as one step with the state it depends on. Errors with the
     /// choice when no candidate is legal; then nothing is recorded.
     pub fn choose(
         &mut self,
@@ -157,10 +157,10 @@ impl Flight {
         Ok((search.take(place.deployment.clone()), place))
     }
 
-    /// Records that the same deployment is sent to again.
+    /// Notes that the same deployment is sent to again.
     pub fn again(&mut self, place: Place) {
         let selection = self.selection(&place, Reason::Same, None);
-        self.gateway.ledger.record(Time::wall_clock(), vec![Event::Selection(Box::new(selection))]);
+        self.gateway.ledger.note(Time::wall_clock(), vec![Event::Selection(Box::new(selection))]);
         self.opened(place);
     }
 
@@ -171,14 +171,15 @@ impl Flight {
         }
     }
 
-    /// Records that the open send failed.
+    /// Notes that the open send failed.
     pub fn failed(&mut self, verdict: &Verdict, learnt: Learnt) {
         if let Some(attempt) = self.close(verdict, learnt) {
-            self.gateway.ledger.record(Time::wall_clock(), vec![attempt]);
+            self.gateway.ledger.note(Time::wall_clock(), vec![attempt]);
         }
     }
 
-    /// Records a complete answer: the attempt, the affinity it commits, and the end of the request.
+    /// Notes a complete answer: the attempt, the affinity it commits, and the end of the request. They must be flushed
+    /// before its last bytes go out.
     pub fn succeeded(&mut self, class: Class, learnt: Learnt, status: u16) {
         let place = self.place().cloned();
         let effect = if self.is_auxiliary() { Effect::None } else { Effect::Recover };
@@ -192,11 +193,18 @@ impl Flight {
     pub fn broke_off(&mut self, verdict: &Verdict, learnt: Learnt, landing: Landing) {
         let events = self.close(verdict, learnt).into_iter().collect();
         self.land(events, landing);
+        self.flush();
     }
 
     /// Records the end of a request whose sends have all ended.
     pub fn ended(&mut self, landing: Landing) {
         self.land(Vec::new(), landing);
+        self.flush();
+    }
+
+    /// Brings what was noted into the spool.
+    pub fn flush(&self) {
+        self.gateway.ledger.flush();
     }
 
     fn land(&mut self, mut events: Vec<Event>, landing: Landing) {
@@ -216,7 +224,7 @@ impl Flight {
             latency_ms,
             context,
         })));
-        self.gateway.ledger.record(Time::wall_clock(), events);
+        self.gateway.ledger.note(Time::wall_clock(), events);
         self.gateway.metrics.request(self.context.endpoint, landing.outcome, latency_ms);
     }
 

@@ -69,6 +69,7 @@ impl Journey<'_> {
                 Ok((attempt, answer)) => {
                     let response = self.commit(flight, attempt, answer);
                     together().await;
+                    self.gateway.ledger.flush();
                     return response;
                 }
                 Err((next, failed)) => match next {
@@ -153,6 +154,7 @@ impl Journey<'_> {
         let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
             together().await;
+            self.gateway.ledger.flush();
             let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
@@ -357,9 +359,9 @@ impl Journey<'_> {
     }
 }
 
-/// Lets the other requests that are ready come as far as this before anything is sent: sends that follow each other
-/// find their receivers awake, and waking one costs about as much as the send (`make bench`). Alone, a request goes on
-/// at once.
+/// Lets the other requests that are ready come as far as this before anything is sent. Their facts then share a write,
+/// and sends that follow each other find their receivers awake: waking one costs about as much as the send (`make
+/// bench`). Alone, a request goes on at once.
 async fn together() {
     tokio::task::yield_now().await;
 }

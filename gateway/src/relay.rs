@@ -244,6 +244,7 @@ impl Relay {
     /// Ends as a success. The facts are in the spool before the terminal bytes go out (DESIGN.md, section 4, step 8).
     pub fn complete(&mut self, class: Class) {
         self.flight.succeeded(class, self.feed.learnt(), 200);
+        self.flight.flush();
         self.ended = true;
     }
 
@@ -299,6 +300,7 @@ impl Drop for Relay {
         if let Some(class) = self.feed.at_eof().and_then(class_of) {
             // The client left between the last content and the protocol's last word: it has the whole answer.
             self.flight.succeeded(class, self.feed.learnt(), 200);
+            self.flight.flush();
             return;
         }
         let verdict = Verdict::ended(Class::Cancelled, Effect::None);
