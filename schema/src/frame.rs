@@ -199,11 +199,11 @@ impl<'a> Envelope<'a> {
 
     /// Reads a line in the exact form in which [`Body::write_line`] writes it, without going through its body.
     fn as_written(line: &'a str) -> Option<Self> {
-        let (kind, rest) = line.strip_prefix(r#"{"k":""#)?.split_once(r#"","v":"#)?;
-        let (version, rest) = rest.split_once(r#","n":"#)?;
-        let (number, rest) = rest.split_once(r#","t":"#)?;
-        let (made, rest) = rest.split_once(r#","b":"#)?;
-        let body = rest.strip_suffix('}')?;
+        let (kind, rest) = line.strip_prefix(r#"{"k":""#)?.split_once('"')?;
+        let (version, rest) = rest.strip_prefix(r#","v":"#)?.split_once(',')?;
+        let (number, rest) = rest.strip_prefix(r#""n":"#)?.split_once(',')?;
+        let (made, rest) = rest.strip_prefix(r#""t":"#)?.split_once(',')?;
+        let body = rest.strip_prefix(r#""b":"#)?.strip_suffix('}')?;
         let [version, number] = [version, number].map(|digits| digits.parse::<u64>().ok());
         Some(Self {
             kind: kind.into(),
@@ -232,7 +232,7 @@ impl Body {
     /// Encodes `event`.
     pub fn of(event: &Event) -> Self {
         let (kind, version) = upcast::tag(event);
-        let mut json = Vec::with_capacity(512);
+        let mut json = Vec::with_capacity(1024);
         upcast::encode_body(event, &mut json);
         Self { kind, version, json }
     }

@@ -10,9 +10,15 @@ use serde::{Deserialize, Serialize};
 macro_rules! text_id {
     ($(#[doc = $doc:literal] $name:ident;)*) => {$(
         #[doc = $doc]
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
         #[serde(transparent)]
         pub struct $name(Arc<str>);
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(SharedText).map(Self)
+            }
+        }
 
         impl $name {
             /// Wraps text that the caller has already validated where validation is due.
@@ -50,6 +56,21 @@ macro_rules! text_id {
             }
         }
     )*};
+}
+
+/// Reads text straight into shared text: a fact holds some ten ids, and the way through a `String` allocates twice.
+struct SharedText;
+
+impl serde::de::Visitor<'_> for SharedText {
+    type Value = Arc<str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("text")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Arc<str>, E> {
+        Ok(text.into())
+    }
 }
 
 text_id! {
