@@ -7,6 +7,7 @@ mod text;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::Serialize;
 use waybill_events::log::Seq;
+use waybill_events::sqlite::integer;
 use waybill_projections::read::{self, Unread};
 use waybill_projections::usage::request_of;
 use waybill_schema::event::{
@@ -15,7 +16,7 @@ use waybill_schema::event::{
 use waybill_schema::id::{RequestId, Revision};
 use waybill_schema::time::Time;
 
-use crate::reading::{self, integer};
+use crate::reading;
 use crate::redecide::{Redecision, redecide};
 
 /// A request that has no row yet is looked for in this many frames from the log's end.

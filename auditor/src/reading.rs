@@ -1,10 +1,10 @@
 //! Facts straight from the embedded log, for queries that need more than rows.
 
 use rusqlite::{Connection, Params};
-use waybill_events::log::{Seq, StoredFrame};
+use waybill_events::log::StoredFrame;
+use waybill_events::sqlite::stored_frame;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
-use waybill_schema::time::Time;
 
 /// Frames of the log in the order in which a query wants them.
 ///
@@ -18,9 +18,7 @@ pub(crate) fn frames<E: From<rusqlite::Error>>(
     let mut statement = connection.prepare(&format!("SELECT seq, stored, sent, body FROM frames {clause}"))?;
     let mut rows = statement.query(params)?;
     while let Some(row) = rows.next()? {
-        let seq = Seq(row.get::<_, i64>(0)?.unsigned_abs());
-        let (stored, sent) = (Time(row.get(1)?), Time(row.get(2)?));
-        take(StoredFrame { seq, stored, sent, bytes: row.get(3)? })?;
+        take(stored_frame(row)?)?;
     }
     Ok(())
 }
@@ -38,9 +36,4 @@ pub fn fold(connection: &Connection) -> Result<Fold, rusqlite::Error> {
         Ok::<_, rusqlite::Error>(())
     })?;
     Ok(fold)
-}
-
-/// SQLite's integers are signed; a count of ours beyond them is held at their end.
-pub(crate) fn integer(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
 }

@@ -4,10 +4,9 @@
 
 use rusqlite::{Connection, Row, ToSql, params};
 use serde::{Deserialize, Serialize};
+use waybill_events::sqlite::integer;
 use waybill_schema::id::{ScopeId, SessionId};
 use waybill_schema::time::Time;
-
-use crate::reading::integer;
 
 /// At most this many entries on a page.
 pub const PAGE_MAX: u32 = 200;

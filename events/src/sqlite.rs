@@ -159,7 +159,8 @@ fn insert(transaction: &Transaction<'_>, frame: &Frame, sent: Time) -> Result<St
     Ok(StoredFrame { seq, stored, sent, bytes: bytes.clone() })
 }
 
-fn stored_frame(row: &Row<'_>) -> Result<StoredFrame, rusqlite::Error> {
+/// The frame in a row of `frames` that has `seq`, `stored`, `sent` and `body`.
+pub fn stored_frame(row: &Row<'_>) -> Result<StoredFrame, rusqlite::Error> {
     let (stored, sent) = (Time(row.get("stored")?), Time(row.get("sent")?));
     Ok(StoredFrame { seq: seq(row)?, stored, sent, bytes: row.get("body")? })
 }
@@ -169,7 +170,7 @@ fn seq(row: &Row<'_>) -> Result<Seq, rusqlite::Error> {
 }
 
 /// SQLite's integers are signed; numbers of ours that count things never come near the border.
-fn integer(n: u64) -> i64 {
+pub fn integer(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 

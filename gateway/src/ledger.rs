@@ -100,11 +100,6 @@ impl Ledger {
         self.write(&mut self.lock());
     }
 
-    /// Looks at the state without recording anything.
-    pub fn look<T>(&self, at: impl FnOnce(&State) -> T) -> T {
-        at(&self.lock().state)
-    }
-
     /// Where the writer stands now.
     pub fn standing(&self) -> Standing {
         let mut book = self.lock();

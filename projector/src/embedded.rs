@@ -9,14 +9,13 @@ use std::path::Path;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use waybill_events::log::{Seq, StoredFrame};
-use waybill_events::sqlite::{self, SqliteLog};
+use waybill_events::sqlite::{self, SqliteLog, integer, stored_frame};
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::{Gate, Verdict};
 use waybill_projections::read::{self, Unread};
 use waybill_projections::usage::{Journal, Row, UsageFold};
 use waybill_schema::event::Fact;
 use waybill_schema::frame::FrameError;
-use waybill_schema::time::Time;
 
 use crate::rows::{self, Checkpoint};
 
@@ -241,10 +240,9 @@ struct Replay {
 impl Replay {
     /// Folds the frames up to `end`, and writes rows and checkpoint for those beyond `covered`.
     fn run(&mut self, connection: &Connection, covered: u64, end: u64) -> Result<(), ProjectError> {
-        let end = i64::try_from(end).unwrap_or(i64::MAX);
         let mut statement =
             connection.prepare("SELECT seq, stored, sent, body FROM frames WHERE seq <= ?1 ORDER BY seq")?;
-        let mut frames = statement.query([end])?;
+        let mut frames = statement.query([integer(end)])?;
         let mut rows = Vec::new();
         while let Some(row) = frames.next()? {
             let frame = stored_frame(row)?;
@@ -289,16 +287,10 @@ impl Replay {
 }
 
 fn frames_between(connection: &Connection, after: u64, before: u64) -> Result<Vec<StoredFrame>, rusqlite::Error> {
-    let (after, before) = (i64::try_from(after).unwrap_or(i64::MAX), i64::try_from(before).unwrap_or(i64::MAX));
     let sql = "SELECT seq, stored, sent, body FROM frames WHERE seq > ?1 AND seq < ?2 ORDER BY seq";
     let mut statement = connection.prepare_cached(sql)?;
-    let frames = statement.query_map([after, before], stored_frame)?;
+    let frames = statement.query_map([integer(after), integer(before)], stored_frame)?;
     frames.collect()
-}
-
-fn stored_frame(row: &rusqlite::Row<'_>) -> Result<StoredFrame, rusqlite::Error> {
-    let seq = Seq(row.get::<_, i64>(0)?.unsigned_abs());
-    Ok(StoredFrame { seq, stored: Time(row.get(1)?), sent: Time(row.get(2)?), bytes: row.get(3)? })
 }
 
 /// What was read of a frame.
@@ -366,6 +358,8 @@ mod tests {
     use waybill_projections::story::Teller;
     use waybill_schema::event::{Class, Epoch, Outcome};
     use waybill_schema::frame::Frame;
+
+    use waybill_schema::time::Time;
 
     use super::*;
 

@@ -2,6 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, Statement, params};
 use waybill_events::log::StoredFrame;
+use waybill_events::sqlite::integer;
 use waybill_projections::read::Unread;
 use waybill_projections::usage::{Row, UsageAttempt, UsageEvent};
 use waybill_projections::word::Word;
@@ -174,9 +175,4 @@ fn estimated(usage: &Usage) -> u8 {
     let parts = [usage.input, usage.output, usage.cached, usage.cache_write, usage.reasoning];
     let bits = parts.iter().zip(0..).map(|(part, bit)| u8::from(matches!(part, Tokens::Estimated(_))) << bit);
     bits.sum()
-}
-
-/// SQLite's integers are signed; a count of ours beyond them is held at their end.
-fn integer(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
 }
