@@ -102,12 +102,14 @@ async fn up(args: Args) -> anyhow::Result<()> {
         secret,
     });
     let house = House { gateway: gateway.clone(), readiness: readiness(&gateway, shipper.progress()) };
+    // Whoever reads the greeting may ask to stop at once.
+    let stop = asked_to_stop()?;
     greet(listen, demo.as_ref(), &data);
     tracing::info!(%listen, "serving");
 
     let mut chores = JoinSet::new();
     chores.spawn(show_life(gateway.clone()));
-    server::serve(listener, house, asked_to_stop()?).await;
+    server::serve(listener, house, stop).await;
     chores.shutdown().await;
     gateway.ledger.flush();
     let standing = shipper.stop(Duration::from_secs(SHIP_SECONDS));
