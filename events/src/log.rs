@@ -91,6 +91,9 @@ pub trait Log: Send {
     /// At most `frames_max` frames behind `after`, in order.
     fn read(&mut self, after: Seq, frames_max: usize) -> Result<Vec<StoredFrame>, ReadError>;
 
+    /// At most `frames_max` frames of `writer` behind `after`, in order.
+    fn read_of(&mut self, writer: &WriterId, after: Seq, frames_max: usize) -> Result<Vec<StoredFrame>, ReadError>;
+
     /// The sequence of the last frame; [`Seq::START`] in an empty log.
     fn head(&mut self) -> Result<Seq, ReadError>;
 }

@@ -118,6 +118,15 @@ impl Log for SqliteLog {
         rows.and_then(Iterator::collect).map_err(unreadable)
     }
 
+    fn read_of(&mut self, writer: &WriterId, after: Seq, frames_max: usize) -> Result<Vec<StoredFrame>, ReadError> {
+        // By the index of the writer's frames, whose order is that of their sequences.
+        let sql = "SELECT seq, stored, sent, body FROM frames WHERE writer = ?1 AND +seq > ?2 ORDER BY frame LIMIT ?3";
+        let mut statement = self.connection.prepare_cached(sql).map_err(unreadable)?;
+        let params = params![writer.as_str(), integer(after.0), integer(frames_max as u64)];
+        let rows = statement.query_map(params, stored_frame);
+        rows.and_then(Iterator::collect).map_err(unreadable)
+    }
+
     fn head(&mut self) -> Result<Seq, ReadError> {
         let mut statement = self.connection.prepare_cached("SELECT max(seq) FROM frames").map_err(unreadable)?;
         let head: Option<i64> = statement.query_row([], |row| row.get(0)).map_err(unreadable)?;

@@ -31,6 +31,7 @@ macro_rules! suite {
             facts_keep_their_age
             a_line_that_is_no_fact_spares_its_neighbours
             reading_goes_on_behind_a_sequence_and_keeps_its_bound
+            the_frames_of_one_writer_are_read_alone
             opening_again_keeps_everything
             nothing_appended_changes_nothing
         );
@@ -238,6 +239,23 @@ pub(crate) fn reading_goes_on_behind_a_sequence_and_keeps_its_bound<L: Log>(open
         after = read.last().map_or(after, |last| last.seq);
     }
     assert_eq!(after, log.head().unwrap());
+}
+
+pub(crate) fn the_frames_of_one_writer_are_read_alone<L: Log>(open: &mut dyn FnMut() -> L) {
+    let (mut log, mut a, mut b) = (open(), Chain::new("gw-a"), Chain::new("gw-b"));
+    let frames = [a.frame(&["a1"]), b.frame(&["b1"]), a.frame(&["a2"]), a.frame(&["a3"])];
+    let a1 = append(&mut log, &frames[..1], None);
+    append(&mut log, &frames[1..2], None);
+    append(&mut log, &frames[2..], a1);
+    let mut read = |after, frames_max| {
+        let read = log.read_of(&"gw-a".into(), after, frames_max).unwrap();
+        (read.iter().map(|f| f.bytes.clone()).collect::<Vec<_>>(), read.last().map(|last| last.seq))
+    };
+    let (first, last) = read(Seq::START, 2);
+    assert_eq!(first, [frames[0].bytes.clone(), frames[2].bytes.clone()]);
+    let (rest, last) = read(last.unwrap(), 2);
+    assert_eq!(rest, [frames[3].bytes.clone()]);
+    assert_eq!(read(last.unwrap(), 2), (Vec::new(), None));
 }
 
 pub(crate) fn opening_again_keeps_everything<L: Log>(open: &mut dyn FnMut() -> L) {

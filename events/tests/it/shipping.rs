@@ -101,6 +101,10 @@ impl Log for Unreliable {
         self.log.read(after, frames_max)
     }
 
+    fn read_of(&mut self, writer: &WriterId, after: Seq, frames_max: usize) -> Result<Vec<StoredFrame>, ReadError> {
+        self.log.read_of(writer, after, frames_max)
+    }
+
     fn head(&mut self) -> Result<Seq, ReadError> {
         self.log.head()
     }
