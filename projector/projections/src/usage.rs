@@ -4,6 +4,7 @@
 //! begins a new epoch, or is declared vanished, what it still had under way becomes `abandoned`: nothing else can.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use waybill_schema::event::{
     Affinity, Attempt, Class, Context, Event, Fact, Outcome, Reason, Request, Selection, Usage, Vanished,
@@ -30,7 +31,7 @@ pub struct UsageEvent {
     /// When its last byte was written; for an abandoned one, the last sign of it.
     pub ended: Time,
     /// Who asked for what.
-    pub context: Context,
+    pub context: Arc<Context>,
     /// Whether its first selection followed an affinity record.
     pub sticky_hit: bool,
     /// Whether a fallback chain was used.
@@ -252,7 +253,8 @@ struct Writer {
 /// A request under way.
 #[derive(Clone, Debug, PartialEq)]
 struct Open {
-    context: Option<Context>,
+    /// Shared with the journals that may bring it back.
+    context: Option<Arc<Context>>,
     sticky_hit: bool,
     fallback: bool,
     n_sends: u16,
@@ -307,13 +309,13 @@ impl Writer {
 
     fn end_request(&mut self, request: &Request, seen: Seen, rows: &mut Vec<Row>) -> bool {
         let Some(mut open) = self.open.remove(&request.request) else {
-            let refused = request.context.clone().map(|context| closed(request, context, None, seen));
+            let refused = request.context.clone().map(|context| closed(request, Arc::new(context), None, seen));
             let known = refused.is_some();
             rows.extend(refused);
             return known;
         };
         open.abandon_sends(&request.request, rows);
-        let context = open.context.take().or_else(|| request.context.clone());
+        let context = open.context.take().or_else(|| request.context.clone().map(Arc::new));
         let row = context.map(|context| closed(request, context, Some(&open), seen));
         let known = row.is_some();
         rows.extend(row);
@@ -333,7 +335,7 @@ impl Open {
     fn new(selection: &Selection, seen: Seen) -> Self {
         let affinity = selection.choice.as_ref().map(|choice| &choice.affinity);
         Self {
-            context: selection.context.clone(),
+            context: selection.context.clone().map(Arc::new),
             sticky_hit: matches!(affinity, Some(Affinity::Hit(_))),
             fallback: false,
             n_sends: 0,
@@ -363,7 +365,7 @@ impl Open {
         rows.extend(self.sends.drain(..).map(|send| Row::Attempt(Box::new(send.abandoned(request.clone())))));
     }
 
-    fn abandoned(self, request: RequestId, context: Context) -> Row {
+    fn abandoned(self, request: RequestId, context: Arc<Context>) -> Row {
         Row::Event(Box::new(UsageEvent {
             request,
             started: self.first.at,
@@ -431,7 +433,7 @@ fn ended(attempt: &Attempt, send: Option<Send>, at: Time) -> UsageAttempt {
     }
 }
 
-fn closed(request: &Request, context: Context, open: Option<&Open>, seen: Seen) -> Row {
+fn closed(request: &Request, context: Arc<Context>, open: Option<&Open>, seen: Seen) -> Row {
     Row::Event(Box::new(UsageEvent {
         request: request.request.clone(),
         started: before(seen.at, request.latency_ms),
