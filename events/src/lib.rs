@@ -2,11 +2,12 @@
 //!
 //! A request thread appends its facts to the [`spool`], one `write()` each time. One thread, the [`shipper`], takes
 //! what has gathered, seals it into frames and appends these to the [`log`], of which [`sqlite`] is the embedded one.
-//! Nothing here is async and nothing waits for the log but the shipper.
+//! The [`archive`] keeps what the log may forget. Nothing here is async and nothing waits for the log but the shipper.
 //!
 //! Modules in reading order:
 
 pub mod spool;
 pub mod log;
 pub mod sqlite;
+pub mod archive;
 pub mod shipper;

@@ -1,5 +1,6 @@
 //! Spool, log and shipper over real files.
 
+mod archiving;
 mod conformance;
 mod reading;
 mod shipping;
