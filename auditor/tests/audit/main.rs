@@ -3,7 +3,9 @@
 mod explain;
 mod health;
 mod redecide;
+mod rows;
 mod sessions;
+mod undo;
 mod verify;
 
 use std::path::PathBuf;
