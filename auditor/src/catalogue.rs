@@ -1,7 +1,14 @@
-//! The catalogue in the log: what has been said of it, the next batch, and batches taken back.
+//! The catalogue in the log: what it holds ([`history`]), the next batch ([`desk`]), and batches taken back ([`undo`]).
+//!
+//! All auditors share one writer, ordered by expected sequence alone.
 
+pub mod history;
 pub mod desk;
 pub mod undo;
 
-pub use desk::{BatchError, FILE_ACTOR, WRITER, append, plan};
+pub use desk::{BatchError, FILE_ACTOR, append, plan};
+pub use history::{History, HistoryError, history};
 pub use undo::{UndoRefused, undo};
+
+/// The writer of all catalogue batches.
+pub const WRITER: &str = "catalogue";

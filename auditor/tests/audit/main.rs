@@ -1,7 +1,9 @@
 //! The audit queries against a log that a real projector has folded.
 
+mod desk;
 mod explain;
 mod health;
+mod history;
 mod redecide;
 mod rows;
 mod sessions;
