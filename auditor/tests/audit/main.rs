@@ -8,6 +8,7 @@ mod redecide;
 mod rows;
 mod sessions;
 mod undo;
+mod undo_any;
 mod verify;
 
 use std::path::PathBuf;
