@@ -1,10 +1,13 @@
 //! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
 
+mod apply;
+mod catalogue;
 mod check;
 mod data;
 mod demo;
 mod explain;
 mod health;
+mod logs;
 mod route;
 mod sessions;
 mod simulator;
@@ -34,6 +37,10 @@ enum Command {
     Up(up::Args),
     /// Validate a configuration file: all errors at once, each with its line and field
     Check(check::Args),
+    /// Bring the catalogue to a configuration file, and show the difference
+    Apply(apply::Args),
+    /// List and undo the batches that made the catalogue
+    Catalogue(catalogue::Args),
     /// Tell why a request went where it went
     Explain(explain::Args),
     /// Tell where a request would go now, without any side effect
@@ -63,6 +70,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Up(args) => up::run(args),
         Command::Check(args) => check::run(&args),
+        Command::Apply(args) => apply::run(&args),
+        Command::Catalogue(args) => catalogue::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Route(args) => route::run(&args),
         Command::Sessions(args) => sessions::run(&args),

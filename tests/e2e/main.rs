@@ -10,6 +10,7 @@ mod world;
 
 mod basics;
 mod bytes;
+mod catalogue;
 mod clients;
 mod codex;
 mod death;
