@@ -578,6 +578,26 @@ mod tests {
         assert_eq!(fold.orphans(), 2);
     }
 
+    /// A gateway that was fenced records again, in its next epoch, how a request ended that it is abandoned for by then.
+    #[test]
+    fn what_comes_home_after_its_request_was_abandoned_tells_the_sends_end_and_is_counted() {
+        let (mut gw, mut log) = (Teller::new("gw"), Vec::new());
+        log.extend([gw.starts(1000), gw.selects(2000, "r", 1, "a"), gw.starts(8000), gw.starts(9000)]);
+        log.extend([
+            gw.ends_send(2050, "r", 1, Class::Success),
+            gw.ends(2051, "r", Outcome::Success, Class::Success, 1),
+        ]);
+        let fold = check(
+            &log,
+            r#"
+            r/1 2000-None main/gpt/a Some(Affinity) Abandoned None in=None nano=None
+            r 2000-2000 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-2
+            r/1 2000-Some(2050) main/gpt/a None Success Some(200) in=Some(100) nano=Some(7)
+            "#,
+        );
+        assert_eq!((fold.n_open(), fold.orphans()), (0, 2));
+    }
+
     #[test]
     fn a_refused_request_brings_its_own_context() {
         let mut gw = Teller::new("gw");
