@@ -13,6 +13,7 @@ mod bytes;
 mod clients;
 mod codex;
 mod death;
+mod doctor;
 mod errors;
 mod failover;
 mod identity;
