@@ -14,6 +14,7 @@ mod catalogue;
 mod clients;
 mod codex;
 mod death;
+mod doctor;
 mod errors;
 mod failover;
 mod identity;

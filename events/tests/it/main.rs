@@ -2,6 +2,7 @@
 
 mod archiving;
 mod conformance;
+mod jetstream;
 mod orphans;
 mod reading;
 mod shipping;
