@@ -1,15 +1,20 @@
 //! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
 
 mod check;
+mod chore;
 mod data;
 mod demo;
 mod explain;
+mod follow;
 mod health;
 mod route;
+mod service;
 mod sessions;
 mod simulator;
 mod table;
+mod trail;
 mod up;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -3,8 +3,10 @@
 mod client;
 mod dialect;
 mod log;
+mod process;
 mod program;
 mod said;
+mod upstreams;
 mod wiretap;
 mod world;
 
@@ -15,6 +17,7 @@ mod codex;
 mod death;
 mod errors;
 mod failover;
+mod follow;
 mod identity;
 mod kill;
 mod readme;

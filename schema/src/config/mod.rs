@@ -24,6 +24,8 @@ use crate::secret::SecretRef;
 pub struct Config {
     /// Where to listen, `host:port`.
     pub listen: String,
+    /// How long open requests get to end when the gateway is asked to stop, in seconds.
+    pub drain_seconds: u32,
     /// The bearer token of the admin interface.
     pub admin_token: Option<SecretRef>,
     /// The key of all content hashes; absent only when embedded, where it is made on first start.
