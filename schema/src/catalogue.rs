@@ -2,7 +2,10 @@
 //!
 //! [`Rows`] is the fold of `catalogue` batches; [`Catalogue`] is its compiled, immutable form that a request reads.
 
+pub mod reference;
+
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -339,6 +342,27 @@ pub struct RowKey {
     pub id: String,
 }
 
+impl fmt::Display for RowKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Channel => "channel",
+            Self::Group => "group",
+            Self::Route => "route",
+            Self::Member => "member",
+            Self::Template => "template",
+            Self::Organization => "organization",
+            Self::Team => "team",
+            Self::Key => "key",
+        })
+    }
+}
+
+impl fmt::Display for RowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} `{}`", self.kind, self.id)
+    }
+}
+
 impl Row {
     /// The row's name.
     pub fn key(&self) -> RowKey {
@@ -378,7 +402,7 @@ pub enum BatchError {
         catalogue: u64,
     },
     /// A before-image is not what stands there.
-    #[error("the before-image of {kind:?} `{id}` is not what the catalogue holds", kind = .0.kind, id = .0.id)]
+    #[error("the before-image of {0} is not what the catalogue holds")]
     Before(RowKey),
 }
 

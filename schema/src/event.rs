@@ -649,7 +649,7 @@ pub struct Batch {
     pub file: Option<String>,
     /// The changes, in order.
     pub ops: Vec<Op>,
-    /// The ops of earlier batches that it reverses.
+    /// The ops of earlier batches that it reverses, each by its own op in the same place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub undo: Vec<OpRef>,
 }
@@ -678,8 +678,8 @@ pub struct Stored {
     pub row: Row,
 }
 
-/// Names one op of one batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Names one op of one batch; a later op is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpRef {
     /// The batch's revision.

@@ -1,9 +1,14 @@
 //! The audit queries against a log that a real projector has folded.
 
+mod desk;
 mod explain;
 mod health;
+mod history;
 mod redecide;
+mod rows;
 mod sessions;
+mod undo;
+mod undo_any;
 mod verify;
 
 use std::path::PathBuf;
