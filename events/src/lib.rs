@@ -1,12 +1,14 @@
 //! How facts travel: the spool that holds them first, and the log that keeps them.
 //!
 //! A request thread appends its facts to the [`spool`], one `write()` each time. One thread, the [`shipper`], takes
-//! what has gathered, seals it into frames and appends these to the [`log`], of which [`sqlite`] is the embedded one.
-//! Nothing here is async and nothing waits for the log but the shipper.
+//! what has gathered, seals it into frames and appends these to the [`log`]: the embedded one ([`sqlite`]) or the one
+//! that many machines share ([`jetstream`]). Nothing here is async to its callers, and nothing waits for the log but the
+//! shipper.
 //!
 //! Modules in reading order:
 
 pub mod spool;
 pub mod log;
 pub mod sqlite;
+pub mod jetstream;
 pub mod shipper;

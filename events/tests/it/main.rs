@@ -1,6 +1,7 @@
 //! Spool, log and shipper over real files.
 
 mod conformance;
+mod jetstream;
 mod reading;
 mod shipping;
 mod spooling;

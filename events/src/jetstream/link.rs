@@ -1,0 +1,175 @@
+//! The connection to a server: made and made again in the background, asked within a bound.
+//!
+//! The client keeps what was sent while it was away and never fails a request whose connection went (EVENTLOG.md,
+//! C.2). So nothing is sent without a connection, and an answer is awaited no longer than the connection lasts.
+
+use std::io;
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, Event, HeaderMap, Message, Request, RequestErrorKind, Subscriber};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::log::Cause;
+
+/// How long a call waits for a connection that is not there.
+const CONNECT_WAIT: Duration = Duration::from_millis(500);
+/// How long a server may take to greet; a frozen one accepts and says nothing.
+const GREETING: Duration = Duration::from_secs(2);
+/// How often a silent server is asked for a sign of life; without the third in a row another one is tried.
+const PING_EVERY: Duration = Duration::from_secs(1);
+/// The wait between two tries to connect grows by this with each.
+const RETRY_STEP: Duration = Duration::from_millis(50);
+/// The longest of these waits.
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// No server is connected.
+    #[error("not connected to a server")]
+    Away,
+    /// The connection ended first. What was asked may have been done.
+    #[error("the connection was lost before the answer")]
+    Lost,
+    /// The server is connected and says nothing. What was asked may be done yet.
+    #[error("no answer in {} ms", .0.as_millis())]
+    Silent(Duration),
+    /// Nobody serves the stream: it is gone, or between leaders, or JetStream is off.
+    #[error("no server answers for the stream")]
+    NoResponders,
+    /// The server takes no message of this size.
+    #[error("the frame is larger than the server takes")]
+    TooLarge(#[source] Cause),
+    /// The client failed in another way.
+    #[error("the connection failed")]
+    Client(#[source] Cause),
+}
+
+/// Which connection there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct State {
+    connected: bool,
+    /// How many there have been: it names the connection.
+    count: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    servers: Vec<String>,
+    client: Client,
+    state: watch::Receiver<State>,
+    /// The connections of clients before this one.
+    earlier: u64,
+}
+
+impl Link {
+    /// Begins to connect to one of `servers`; an error is of their URLs.
+    pub(super) async fn open(servers: Vec<String>) -> io::Result<Self> {
+        let (client, state) = connect(&servers).await?;
+        Ok(Self { servers, client, state, earlier: 0 })
+    }
+
+    /// Waits a moment for a connection, and names it: another one has another name.
+    pub(super) async fn connected(&mut self) -> Result<u64, LinkError> {
+        if self.state.has_changed().is_err() {
+            self.replace().await?;
+        }
+        let connected = timeout(CONNECT_WAIT, self.state.wait_for(|state| state.connected)).await;
+        match connected {
+            Ok(Ok(state)) => Ok(self.earlier + state.count),
+            Ok(Err(_)) | Err(_) => Err(LinkError::Away),
+        }
+    }
+
+    /// Begins again with a new client: the one before gave up for good, as it does when a server turns it away.
+    async fn replace(&mut self) -> Result<(), LinkError> {
+        let earlier = self.earlier + self.state.borrow().count;
+        let (client, state) = connect(&self.servers).await.map_err(|error| LinkError::Client(error.into()))?;
+        *self = Self { servers: std::mem::take(&mut self.servers), client, state, earlier };
+        Ok(())
+    }
+
+    /// The version that the connected server says it has.
+    pub(super) fn server_version(&self) -> String {
+        self.client.server_info().version
+    }
+
+    /// Sends `payload` and waits for one answer, at most for `bound`.
+    pub(super) async fn request(
+        &self,
+        subject: String,
+        headers: HeaderMap,
+        payload: Vec<u8>,
+        bound: Duration,
+    ) -> Result<Message, LinkError> {
+        let request = Request::new().headers(headers).payload(payload.into()).timeout(None);
+        self.within(bound, async {
+            self.client.send_request(subject, request).await.map_err(|error| match error.kind() {
+                RequestErrorKind::NoResponders => LinkError::NoResponders,
+                RequestErrorKind::MaxPayloadExceeded => LinkError::TooLarge(error.into()),
+                RequestErrorKind::TimedOut | RequestErrorKind::InvalidSubject | RequestErrorKind::Other => {
+                    LinkError::Client(error.into())
+                }
+            })
+        })
+        .await
+    }
+
+    /// Sends `payload` and gives the place where any number of answers arrive.
+    pub(super) async fn ask(
+        &self,
+        subject: String,
+        payload: Vec<u8>,
+        bound: Duration,
+    ) -> Result<Subscriber, LinkError> {
+        let failed = |error: Cause| LinkError::Client(error);
+        self.within(bound, async {
+            let inbox = self.client.new_inbox();
+            let answers = self.client.subscribe(inbox.clone()).await.map_err(|error| failed(error.into()))?;
+            let sent = self.client.publish_with_reply(subject, inbox, payload.into()).await;
+            sent.map_err(|error| failed(error.into()))?;
+            Ok(answers)
+        })
+        .await
+    }
+
+    /// What `work` gives, unless the bound passes or the connection ends first.
+    pub(super) async fn within<T>(
+        &self,
+        bound: Duration,
+        work: impl Future<Output = Result<T, LinkError>>,
+    ) -> Result<T, LinkError> {
+        let mut state = self.state.clone();
+        let now = *state.borrow_and_update();
+        tokio::select! {
+            done = timeout(bound, work) => done.unwrap_or(Err(LinkError::Silent(bound))),
+            _ = state.wait_for(|state| *state != now) => Err(LinkError::Lost),
+        }
+    }
+}
+
+async fn connect(servers: &[String]) -> io::Result<(Client, watch::Receiver<State>)> {
+    let (tell, state) = watch::channel(State::default());
+    let options = ConnectOptions::new()
+        .name("waybill")
+        .retry_on_initial_connect()
+        .connection_timeout(GREETING)
+        .ping_interval(PING_EVERY)
+        .reconnect_delay_callback(|tries| {
+            let waits = u32::try_from(tries).unwrap_or(u32::MAX).saturating_sub(1);
+            RETRY_STEP.saturating_mul(waits).min(RETRY_MAX)
+        })
+        .event_callback(move |event| {
+            match event {
+                Event::Connected => {
+                    tell.send_modify(|state| *state = State { connected: true, count: state.count + 1 })
+                }
+                Event::Disconnected | Event::Closed => tell.send_modify(|state| state.connected = false),
+                _ => {}
+            }
+            std::future::ready(())
+        });
+    let client = options.connect(servers).await.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    Ok((client, state))
+}

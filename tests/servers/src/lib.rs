@@ -1,0 +1,12 @@
+//! Real servers for tests: each on free ports of this machine, in a folder of its own, ended when it is dropped.
+//!
+//! Everything blocks, so that tests with and without a runtime use it alike. A test that needs a server and does not
+//! find its binary fails and says what to install; it is never skipped.
+//!
+//! Modules in reading order:
+
+pub mod nats;
+mod port;
+mod process;
+
+pub use process::StartError;
