@@ -5,14 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use waybill_auditor::catalogue::WRITER;
-use waybill_events::log::{Log, Seq, StoredFrame};
+use waybill_events::log::{Log, Seq};
 use waybill_gateway::proxy::Gateway;
 use waybill_gateway::serving::Serving;
 use waybill_schema::catalogue::Catalogue;
 use waybill_schema::config::Config;
-use waybill_schema::frame::Frame;
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
@@ -64,7 +62,7 @@ impl<L: Log> Follower<L> {
             let frames = self.log.read_of(&WriterId::from(WRITER), after, READ_FRAMES_MAX)?;
             let Some(last) = frames.last() else { return Ok(()) };
             after = last.seq;
-            if extend(&mut self.trail, frames).is_err() {
+            if frames.into_iter().try_for_each(|frame| self.trail.take(frame)).is_err() {
                 return self.start_over();
             }
             self.after = Some(after);
@@ -89,7 +87,7 @@ impl<L: Log> Follower<L> {
             let frames = self.log.read_of(&WriterId::from(WRITER), after, READ_FRAMES_MAX)?;
             let Some(last) = frames.last() else { break };
             after = last.seq;
-            extend(&mut trail, frames).context("the catalogue in the log is damaged")?;
+            frames.into_iter().try_for_each(|frame| trail.take(frame))?;
         }
         self.after = Some(after);
         if trail.is_start_of(&self.trail) {
@@ -100,10 +98,6 @@ impl<L: Log> Follower<L> {
         }
         Ok(())
     }
-}
-
-fn extend(trail: &mut Trail, frames: Vec<StoredFrame>) -> anyhow::Result<()> {
-    frames.into_iter().try_for_each(|frame| trail.take(Frame::parse(frame.bytes)?))
 }
 
 /// What is known of the log, for `/readyz`.

@@ -1,11 +1,13 @@
 //! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
 
+mod auditor;
 mod check;
 mod chore;
 mod data;
 mod demo;
 mod explain;
 mod follow;
+mod gateway;
 mod health;
 mod route;
 mod service;
@@ -37,6 +39,10 @@ struct Cli {
 enum Command {
     /// Run everything in one process; without a file, a demo over two simulated providers
     Up(up::Args),
+    /// Run one gateway of many, on a log in NATS JetStream
+    Gateway(gateway::Args),
+    /// Keep the catalogue of many gateways at what a file says
+    Auditor(auditor::Args),
     /// Validate a configuration file: all errors at once, each with its line and field
     Check(check::Args),
     /// Tell why a request went where it went
@@ -67,6 +73,8 @@ struct DataDir {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Up(args) => up::run(args),
+        Command::Gateway(args) => gateway::run(args),
+        Command::Auditor(args) => auditor::run(args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Route(args) => route::run(&args),

@@ -7,40 +7,37 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+use waybill_auditor::catalogue::{History, HistoryError};
+use waybill_events::log::{Seq, StoredFrame};
+use waybill_projections::read;
 use waybill_schema::catalogue::Rows;
-use waybill_schema::event::Event;
-use waybill_schema::frame::{Frame, Line, Link};
+use waybill_schema::frame::{Frame, Header};
+use waybill_schema::time::Time;
 
 /// Verified frames of the catalogue, and their fold.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Trail {
     frames: Vec<Frame>,
-    rows: Rows,
+    history: History,
 }
 
 impl Trail {
-    /// Takes the next frame; after an error the trail is as it was.
-    pub(crate) fn take(&mut self, frame: Frame) -> anyhow::Result<()> {
-        let due = self.frames.last().map_or_else(Link::start, |last| Link::after(&last.header));
-        if (frame.header.frame, &frame.header.prev) != (due.frame, &due.prev) {
-            bail!("catalogue frame {} does not continue the chain, in which {} is due", frame.header.frame, due.frame);
+    /// Takes the next frame, whole or not at all.
+    pub(crate) fn take(&mut self, frame: StoredFrame) -> Result<(), HistoryError> {
+        let (bytes, n_misfits) = (frame.bytes.clone(), self.history.misfits.len());
+        self.history.take(frame)?;
+        for (seq, error) in &self.history.misfits[n_misfits..] {
+            tracing::error!(%seq, %error, "a batch of the catalogue does not fit and is left out");
         }
-        let lines: Result<Vec<Line>, _> = frame.lines().map(Line::parse).collect();
-        for line in lines.with_context(|| format!("catalogue frame {} cannot be read", frame.header.frame))? {
-            let Event::Catalogue(batch) = line.event else { continue };
-            if let Err(error) = self.rows.apply(&batch) {
-                // As every fold of the log does.
-                tracing::error!(%error, "a batch of the catalogue is left out");
-            }
-        }
-        self.frames.push(frame);
+        let header = read::header(&bytes).expect("the history has read it");
+        self.frames.push(Frame { header, bytes });
         Ok(())
     }
 
     /// What the frames fold to.
     pub(crate) fn rows(&self) -> &Rows {
-        &self.rows
+        &self.history.rows
     }
 
     /// The sum of the last frame, which stands for all of them; `None` before the first.
@@ -50,8 +47,8 @@ impl Trail {
 
     /// Whether `longer` begins with this trail and goes on.
     pub(crate) fn is_start_of(&self, longer: &Self) -> bool {
-        self.frames.len() < longer.frames.len()
-            && self.frames.last().is_none_or(|last| last.header.sum == longer.frames[self.frames.len() - 1].header.sum)
+        let same = longer.frames.get(self.frames.len().wrapping_sub(1)).map(|frame| frame.header.sum.as_str());
+        self.frames.len() < longer.frames.len() && (self.frames.is_empty() || same == self.sum())
     }
 
     /// Writes the frames to `path`, in which there is at every moment the old trail or the new one, whole.
@@ -73,9 +70,12 @@ impl Trail {
             Err(error) => return Err(error).with_context(|| format!("{} cannot be read", path.display())),
         };
         let mut trail = Self::default();
+        let damaged = || format!("{} is damaged", path.display());
         for frame in Frame::split(&bytes) {
-            let taken = frame.map_err(Into::into).and_then(|frame| trail.take(frame));
-            taken.with_context(|| format!("{} is damaged", path.display()))?;
+            let Frame { header: Header { frame, .. }, bytes } = frame.with_context(damaged)?;
+            // Where the frame lies in the log, and since when, is not kept.
+            let stored = StoredFrame { seq: Seq(frame), stored: Time(0), sent: Time(0), bytes };
+            trail.take(stored).with_context(damaged)?;
         }
         Ok(trail)
     }
@@ -84,9 +84,8 @@ impl Trail {
 #[cfg(test)]
 mod tests {
     use waybill_schema::catalogue::{Group, Row, Status};
-    use waybill_schema::event::Batch;
-    use waybill_schema::frame::Body;
-    use waybill_schema::time::Time;
+    use waybill_schema::event::{Batch, Event};
+    use waybill_schema::frame::{Body, Link};
 
     use super::*;
 
@@ -103,18 +102,22 @@ mod tests {
         })
     }
 
-    fn next(trail: &Trail, batch: Batch) -> Frame {
+    fn next(trail: &Trail, batch: Batch) -> StoredFrame {
         let link = trail.frames.last().map_or_else(Link::start, |last| Link::after(&last.header));
         let (mut line, revision) = (Vec::new(), batch.revision);
         Body::of(&Event::Catalogue(Box::new(batch))).write_line(revision, Time(0), &mut line);
-        Frame::seal("catalogue".into(), 0, link, revision, 1, &line)
+        stored(&Frame::seal("catalogue".into(), 0, link, revision, 1, &line))
+    }
+
+    fn stored(frame: &Frame) -> StoredFrame {
+        StoredFrame { seq: Seq(frame.header.frame), stored: Time(0), sent: Time(0), bytes: frame.bytes.clone() }
     }
 
     /// A catalogue that has had so many revisions, each with one group.
     fn trail(n: u64) -> Trail {
         let mut trail = Trail::default();
         for revision in 1..=n {
-            let batch = trail.rows.batch_to(vec![group(&format!("g-{revision}"))], "a", "r", None);
+            let batch = trail.rows().batch_to(vec![group(&format!("g-{revision}"))], "a", "r", None);
             let frame = next(&trail, batch);
             trail.take(frame).expect("the frame continues the trail");
         }
@@ -144,10 +147,9 @@ mod tests {
 
     #[test]
     fn a_frame_out_of_its_place_changes_nothing() {
-        let (mut trail, longer) = (trail(2), trail(4));
-        let before = trail.clone();
+        let (before, longer, mut trail) = (trail(2), trail(4), trail(2));
         for other in [&longer.frames[3], &longer.frames[0]] {
-            trail.take(other.clone()).expect_err("another frame is due");
+            trail.take(stored(other)).expect_err("another frame is due");
         }
         assert_eq!((trail.rows(), trail.sum()), (before.rows(), before.sum()));
         assert!(trail.is_start_of(&longer) && !longer.is_start_of(&trail) && !trail.is_start_of(&before));

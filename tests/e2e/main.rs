@@ -2,6 +2,7 @@
 
 mod client;
 mod dialect;
+mod fleet;
 mod log;
 mod process;
 mod program;
@@ -20,6 +21,7 @@ mod failover;
 mod follow;
 mod identity;
 mod kill;
+mod processes;
 mod readme;
 mod redecide;
 mod secrets;
