@@ -48,9 +48,14 @@ pub(crate) fn resolve(reference: &SecretRef) -> Result<String, String> {
 
 /// Opens the log beside its writer, for reading.
 pub(crate) fn open_log(data: &Path) -> anyhow::Result<SqliteLog> {
+    Ok(SqliteLog::open_read_only(&existing_log_file(data)?)?)
+}
+
+/// The log's file, which must be there: a command makes none.
+pub(crate) fn existing_log_file(data: &Path) -> anyhow::Result<PathBuf> {
     let path = log_file(data);
     if !path.exists() {
         bail!("{} holds no log: `waybill up` makes one there, --data names another folder", data.display());
     }
-    Ok(SqliteLog::open_read_only(&path)?)
+    Ok(path)
 }

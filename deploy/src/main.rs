@@ -1,6 +1,8 @@
 //! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
 
+mod apply;
 mod auditor;
+mod catalogue;
 mod check;
 mod chore;
 mod data;
@@ -9,6 +11,7 @@ mod explain;
 mod follow;
 mod gateway;
 mod health;
+mod logs;
 mod route;
 mod service;
 mod sessions;
@@ -45,6 +48,10 @@ enum Command {
     Auditor(auditor::Args),
     /// Validate a configuration file: all errors at once, each with its line and field
     Check(check::Args),
+    /// Bring the catalogue to a configuration file, and show the difference
+    Apply(apply::Args),
+    /// List and undo the batches that made the catalogue
+    Catalogue(catalogue::Args),
     /// Tell why a request went where it went
     Explain(explain::Args),
     /// Tell where a request would go now, without any side effect
@@ -76,6 +83,8 @@ fn main() -> ExitCode {
         Command::Gateway(args) => gateway::run(args),
         Command::Auditor(args) => auditor::run(args),
         Command::Check(args) => check::run(&args),
+        Command::Apply(args) => apply::run(&args),
+        Command::Catalogue(args) => catalogue::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Route(args) => route::run(&args),
         Command::Sessions(args) => sessions::run(&args),

@@ -13,6 +13,7 @@ mod world;
 
 mod basics;
 mod bytes;
+mod catalogue;
 mod clients;
 mod codex;
 mod death;

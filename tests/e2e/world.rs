@@ -276,17 +276,29 @@ impl World {
         rows.collect::<rusqlite::Result<_>>().expect("the rows can be read")
     }
 
-    /// Runs a reading command of the binary on the world's data and gives its standard output.
+    /// Runs a command of the binary on the world's data and gives its standard output.
     pub(crate) async fn command(&self, args: &[&str]) -> String {
-        let output = Command::new(binary())
-            .args(args)
-            .arg("--data")
-            .arg(self.data())
-            .envs(SECRETS)
-            .output()
-            .await
-            .expect("the command runs");
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).expect("the output is text")
+        self.ended(args, true).await.0
+    }
+
+    /// Runs a command of the binary that must fail, and gives what it says of it.
+    pub(crate) async fn refused(&self, args: &[&str]) -> String {
+        self.ended(args, false).await.1
+    }
+
+    /// Runs a command to its end, which must be as expected; gives its output and its errors.
+    async fn ended(&self, args: &[&str], success: bool) -> (String, String) {
+        let mut command = Command::new(binary());
+        command.args(args).arg("--data").arg(self.data()).envs(SECRETS);
+        let output = command.output().await.expect("the command runs");
+        let [said, errors] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).expect("the output is text"));
+        assert_eq!(output.status.success(), success, "{args:?}: {said}\n{errors}");
+        (said, errors)
+    }
+
+    /// The file of the configuration.
+    pub(crate) fn config(&self) -> &str {
+        self.config.to_str().expect("a temporary folder has a plain name")
     }
 }
