@@ -7,6 +7,7 @@ mod check;
 mod chore;
 mod data;
 mod demo;
+mod doctor;
 mod explain;
 mod follow;
 mod gateway;
@@ -60,6 +61,8 @@ enum Command {
     Sessions(sessions::Args),
     /// Show cooldowns and blocks: which members, until when, and why
     Health(health::Args),
+    /// Tell what an acknowledgement of the log means: what it survives on this server, and what not
+    Doctor(doctor::Args),
     /// Run a simulated upstream with a prompt cache, scripted faults and a call log
     Simulator(simulator::Args),
     /// Print shell completions
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Route(args) => route::run(&args),
         Command::Sessions(args) => sessions::run(&args),
         Command::Health(args) => health::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Simulator(args) => simulator::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "waybill", &mut std::io::stdout());

@@ -39,7 +39,7 @@ pub struct Settings {
     pub bytes_max: u64,
 }
 
-/// The log in a JetStream stream.
+/// The log in a JetStream stream. Its calls block for a bounded time, on threads that may: not on a runtime's own.
 #[derive(Debug)]
 pub struct JetstreamLog {
     runtime: Option<Runtime>,
@@ -126,13 +126,9 @@ impl From<Failure> for ReadError {
 impl From<Failure> for AppendError {
     /// What trying again does not mend is refused; everything else, and everything unknown, may pass.
     fn from(failure: Failure) -> Self {
-        const BAD_REQUEST: usize = 400;
-        let is_final = match &failure {
-            Failure::Link(error) => matches!(error, LinkError::TooLarge(_)),
-            Failure::Server(error) => error.code() == BAD_REQUEST,
-            Failure::Unsuitable(_) => true,
-            Failure::Answer(_) => false,
-        };
-        if is_final { Self::Refused(failure.into()) } else { Self::Unavailable(failure.into()) }
+        match failure {
+            Failure::Link(LinkError::TooLarge(_)) | Failure::Unsuitable(_) => Self::Refused(failure.into()),
+            Failure::Link(_) | Failure::Server(_) | Failure::Answer(_) => Self::Unavailable(failure.into()),
+        }
     }
 }

@@ -17,6 +17,7 @@ mod catalogue;
 mod clients;
 mod codex;
 mod death;
+mod doctor;
 mod errors;
 mod failover;
 mod follow;

@@ -142,6 +142,9 @@ impl Link {
     ) -> Result<T, LinkError> {
         let mut state = self.state.clone();
         let now = *state.borrow_and_update();
+        if !now.connected {
+            return Err(LinkError::Away);
+        }
         tokio::select! {
             done = timeout(bound, work) => done.unwrap_or(Err(LinkError::Silent(bound))),
             _ = state.wait_for(|state| *state != now) => Err(LinkError::Lost),

@@ -44,6 +44,8 @@ const END_OF_BATCH: u16 = 204;
 const NOT_FOUND: u16 = 404;
 const NO_RESPONDERS: u16 = 503;
 
+/// The code of errors that repeating the same message does not mend, such as one that is too large for the stream.
+const BAD_REQUEST: usize = 400;
 /// Two writers met, or one writer's earlier try did; a cluster says it with a code of its own.
 const WRONG_LAST_SEQUENCE: [ErrorCode; 2] =
     [ErrorCode::STREAM_WRONG_LAST_SEQUENCE, ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT];
@@ -136,6 +138,7 @@ impl Stream {
             Err(Failure::Server(error)) if WRONG_LAST_SEQUENCE.contains(&error.error_code()) => {
                 Err(self.conflict(writer, expected).await)
             }
+            Err(Failure::Server(error)) if error.code() == BAD_REQUEST => Err(AppendError::Refused(error.into())),
             Err(failure) => Err(failure.into()),
         }
     }

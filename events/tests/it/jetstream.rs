@@ -219,6 +219,22 @@ fn a_first_call_to_a_frozen_server_ends_in_time() {
 }
 
 #[test]
+fn a_server_that_turns_the_log_away_is_tried_again() {
+    let closed = nats::Options { server: "authorization { token: other }", ..nats::Options::default() };
+    let mut nats = Nats::start(&closed);
+    let mut log = open(&nats);
+    let frames = frames(2, 10);
+    assert_unavailable(bounded(|| log.append(&frames[..1], None, SENT)));
+    nats.restart_with(&nats::Options::default());
+    let seq = insist(&mut log, &frames[0], None);
+    nats.restart_with(&closed);
+    until(|| log.append(&frames[1..], Some(seq), SENT).err());
+    nats.restart_with(&nats::Options::default());
+    insist(&mut log, &frames[1], Some(seq));
+    assert_one_chain(read_all(&mut log), 2);
+}
+
+#[test]
 fn a_full_stream_is_unavailable_and_takes_frames_when_there_is_room() {
     let nats = server("");
     let mut log = JetstreamLog::new(Settings { bytes_max: 64 << 10, ..settings(vec![nats.url()], 1) }).unwrap();

@@ -50,7 +50,9 @@ impl Ports {
 #[derive(Debug)]
 pub struct Nats {
     binary: PathBuf,
+    name: String,
     ports: Ports,
+    cluster: Vec<Ports>,
     folder: TempDir,
     process: Option<Process>,
 }
@@ -64,15 +66,16 @@ impl Nats {
         alone(options).unwrap_or_else(|error| panic!("nats-server: {error}"))
     }
 
-    fn prepare(options: &Options, name: &str, ports: Ports, cluster: &[Ports]) -> Result<Self, StartError> {
-        let binary = match options.release {
-            Release::Current => find("nats-server", PACKAGE)?,
-            Release::Oldest => find("nats-server-oldest", PACKAGE)?,
-        };
+    fn prepare(options: &Options, name: String, ports: Ports, cluster: Vec<Ports>) -> Result<Self, StartError> {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
-        let text = configuration(options, name, ports, cluster, folder.path());
-        std::fs::write(folder.path().join("nats.conf"), text).expect("a temporary folder takes a file");
-        Ok(Self { binary, ports, folder, process: None })
+        let nats = Self { binary: binary(options.release)?, name, ports, cluster, folder, process: None };
+        nats.configure(options);
+        Ok(nats)
+    }
+
+    fn configure(&self, options: &Options) {
+        let text = configuration(options, &self.name, self.ports, &self.cluster, self.folder.path());
+        std::fs::write(self.folder.path().join("nats.conf"), text).expect("a temporary folder takes a file");
     }
 
     fn run(&mut self) -> Result<(), StartError> {
@@ -127,6 +130,16 @@ impl Nats {
         started.unwrap_or_else(|error| panic!("nats-server: {error}"));
     }
 
+    /// As [`restart`](Self::restart), from now on with `options`; another release may find other files than it knows.
+    ///
+    /// # Panics
+    /// As [`restart`](Self::restart).
+    pub fn restart_with(&mut self, options: &Options) {
+        self.binary = binary(options.release).unwrap_or_else(|error| panic!("nats-server: {error}"));
+        self.configure(options);
+        self.restart();
+    }
+
     fn running(&self) -> &Process {
         self.process.as_ref().expect("the server runs")
     }
@@ -172,9 +185,16 @@ impl NatsCluster {
     }
 }
 
+fn binary(release: Release) -> Result<PathBuf, StartError> {
+    match release {
+        Release::Current => find("nats-server", PACKAGE),
+        Release::Oldest => find("nats-server-oldest", PACKAGE),
+    }
+}
+
 fn alone(options: &Options) -> Result<Nats, StartError> {
     with_other_ports(|| {
-        let mut nats = Nats::prepare(options, "n0", Ports::free(), &[])?;
+        let mut nats = Nats::prepare(options, "n0".to_owned(), Ports::free(), Vec::new())?;
         nats.run()?;
         nats.wait_until_ready()?;
         Ok(nats)
@@ -184,7 +204,8 @@ fn alone(options: &Options) -> Result<Nats, StartError> {
 fn clustered(count: usize, options: &Options) -> Result<Vec<Nats>, StartError> {
     with_other_ports(|| {
         let ports: Vec<Ports> = std::iter::repeat_with(Ports::free).take(count).collect();
-        let prepared = ports.iter().enumerate().map(|(n, own)| Nats::prepare(options, &format!("n{n}"), *own, &ports));
+        let prepare = |(n, own): (usize, &Ports)| Nats::prepare(options, format!("n{n}"), *own, ports.clone());
+        let prepared = ports.iter().enumerate().map(prepare);
         let mut servers = prepared.collect::<Result<Vec<Nats>, _>>()?;
         servers.iter_mut().try_for_each(Nats::run)?;
         servers.iter_mut().try_for_each(Nats::wait_until_ready)?;
