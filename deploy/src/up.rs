@@ -115,7 +115,9 @@ struct Embedded {
 
 fn open(data: &Path, config: &Config, secret: &DeploymentSecret) -> anyhow::Result<Embedded> {
     let writer = WriterId::from(WRITER);
-    let (spool, reader, recovered) = Spool::open(&data::spool_folder(data), spool::Options::default())?;
+    // The log lies beside the spool: what costs it acknowledged facts costs the spool them too.
+    let options = spool::Options { retention: Duration::ZERO, ..spool::Options::default() };
+    let (spool, reader, recovered) = Spool::open(&data::spool_folder(data), options)?;
     let path = data::log_file(data);
     let (mut log, start) = embedded::open(&path)?;
     report(&start);

@@ -7,13 +7,15 @@
 use std::error::Error;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use waybill_schema::event::Epoch;
 use waybill_schema::frame::{Frame, Header};
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
 /// A frame's place in the log: growing, from 1, not necessarily dense.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Seq(pub u64);
 
 impl Seq {
@@ -62,7 +64,7 @@ pub struct Appended {
 }
 
 /// A writer's last frame in the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Last {
     /// Its sequence.
     pub seq: Seq,

@@ -3,10 +3,14 @@
 //! It takes what has gathered, seals it into frames chained to the writer's last one, appends them expecting the
 //! sequence it knows, and lets the spool go of them. One append is in flight at a time, so order needs no care.
 //!
+//! A log may lose its end, be it that its server lost power: where its last frame is older than the one that it had
+//! acknowledged, the shipper goes back to what the spool still holds behind that frame and sends it again.
+//!
 //! Facts are safe in the spool already; the shipper may therefore wait a little to save work. A commit of the
 //! embedded log costs about 100 µs of CPU whatever its size, so appends are [`GATHER`] apart unless some frames are full.
 
 use std::any::Any;
+use std::cmp::Ordering;
 use std::convert::Infallible;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,12 +19,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use waybill_schema::event::Epoch;
-use waybill_schema::frame::{FRAME_BYTES_MAX, FRAME_FACTS_MAX, Frame, Link};
+use waybill_schema::frame::{FRAME_BYTES_MAX, FRAME_FACTS_MAX, Frame, Header, Link};
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
-use crate::log::{AppendError, Appended, Last, Log, Seq};
-use crate::spool::{Reader, SpoolError, Stop, Stopper, Wake};
+use crate::log::{AppendError, Cause, Last, Log, Seq};
+use crate::spool::{Gauge, Reader, SpoolError, Stop, Stopper, Waiting, Wake};
 
 /// How long facts may gather between two appends.
 pub const GATHER: Duration = Duration::from_millis(50);
@@ -75,6 +79,8 @@ pub struct Standing {
     pub shipped: Option<Epoch>,
     /// The sequence of the writer's last frame, as far as is known.
     pub seq: Option<Seq>,
+    /// How often the log had lost what it had acknowledged, and it was sent again as far as it was held.
+    pub resent: u64,
     /// How it fares.
     pub health: Health,
 }
@@ -91,12 +97,18 @@ impl Standing {
 pub struct Progress {
     standing: Mutex<Standing>,
     moved: Condvar,
+    gauge: Gauge,
 }
 
 impl Progress {
-    fn new() -> Self {
-        let standing = Standing { shipped: None, seq: None, health: Health::Shipping };
-        Self { standing: Mutex::new(standing), moved: Condvar::new() }
+    fn new(gauge: Gauge) -> Self {
+        let standing = Standing { shipped: None, seq: None, resent: 0, health: Health::Shipping };
+        Self { standing: Mutex::new(standing), moved: Condvar::new(), gauge }
+    }
+
+    /// What waits in the spool now; nothing once the spool is closed.
+    pub fn waiting(&self) -> Waiting {
+        self.gauge.waiting()
     }
 
     /// The standing now.
@@ -136,10 +148,9 @@ pub struct Shipper {
 impl Shipper {
     /// Starts the thread that moves what `reader` gives to `log`, under the name of `writer`.
     pub fn start(writer: WriterId, reader: Reader, log: Box<dyn Log>) -> io::Result<Self> {
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(Progress::new(reader.gauge()));
         let stopper = reader.stopper();
-        let tail = Tail { seq: None, link: Link::start(), last: None };
-        let shipping = Shipping { writer, reader, log, progress: progress.clone(), tail, delay: RETRY_MIN };
+        let shipping = Shipping { writer, reader, log, progress: progress.clone(), tail: None, delay: RETRY_MIN };
         let thread = thread::Builder::new().name("shipper".into()).spawn(move || shipping.run_to_end())?;
         Ok(Self { progress, stopper, thread: Some(thread) })
     }
@@ -172,14 +183,6 @@ impl Drop for Shipper {
     }
 }
 
-/// The writer's last frame as the shipper knows it.
-#[derive(Debug)]
-struct Tail {
-    seq: Option<Seq>,
-    link: Link,
-    last: Option<Epoch>,
-}
-
 /// Why the shipper ends.
 #[derive(Debug)]
 enum End {
@@ -200,7 +203,8 @@ struct Shipping {
     reader: Reader,
     log: Box<dyn Log>,
     progress: Arc<Progress>,
-    tail: Tail,
+    /// The writer's last frame in the log, as far as is known.
+    tail: Option<Last>,
     delay: Duration,
 }
 
@@ -242,14 +246,35 @@ impl Shipping {
     /// Finds where the log stands, so that what it has is not sent again.
     fn take_up(&mut self) -> Result<(), End> {
         let last = self.last_in_log()?;
-        if let Some(last) = &last {
-            // An epoch that began in this life cannot be in the log before anything was sent: it is somebody else's.
-            if self.reader.begun().is_some_and(|begun| last.header.epoch >= begun) {
-                return Err(End::Fenced(last.epoch()));
-            }
-            self.tail = Tail { seq: Some(last.seq), link: Link::after(&last.header), last: Some(last.epoch()) };
+        // An epoch that began in this life cannot be in the log before anything was sent: it is somebody else's.
+        if let (Some(last), Some(begun)) = (&last, self.reader.begun())
+            && last.header.epoch >= begun
+        {
+            return Err(End::Fenced(last.epoch()));
         }
-        self.reader.resume_after(self.tail.last);
+        match self.reader.mark().map(|mark| Found::of(last.as_ref(), mark)) {
+            None | Some(Found::Known | Found::Newer) => self.go_on_behind(last),
+            Some(Found::Older) => self.send_again(last)?,
+            Some(Found::Other) => return Err(diverged()),
+        }
+        Ok(())
+    }
+
+    fn go_on_behind(&mut self, last: Option<Last>) {
+        self.reader.resume_after(last.as_ref().map(Last::epoch));
+        self.tail = last;
+        self.report();
+    }
+
+    /// The log's last frame is `last`, although it had acknowledged later ones: these are gone there.
+    fn send_again(&mut self, last: Option<Last>) -> Result<(), End> {
+        let (acknowledged, found) = (self.reader.mark().map(Last::epoch), last.as_ref().map(Last::epoch));
+        tracing::error!(?acknowledged, ?found, "the log lost facts that it had acknowledged; they are sent again");
+        if let Some(missing) = self.reader.go_back(found)? {
+            tracing::error!(?missing, "facts that the log lost are not held any more");
+        }
+        self.tail = last;
+        self.progress.change(|standing| standing.resent += 1);
         self.report();
         Ok(())
     }
@@ -259,7 +284,8 @@ impl Shipping {
         let mut frames: Vec<Frame> = Vec::new();
         while frames.len() < FRAMES_MAX {
             let Some(batch) = self.reader.next_batch(FRAME_FACTS_MAX, FRAME_BYTES_MAX)? else { break };
-            let link = frames.last().map_or(self.tail.link.clone(), |frame| Link::after(&frame.header));
+            let before = frames.last().map(|frame| &frame.header).or(self.tail.as_ref().map(|last| &last.header));
+            let link = before.map_or_else(Link::start, Link::after);
             let writer = self.writer.clone();
             frames.push(Frame::seal(writer, batch.epoch, link, batch.first, batch.count, &batch.lines));
         }
@@ -273,19 +299,19 @@ impl Shipping {
         }
     }
 
-    /// Brings `frames` into the log, however often it takes.
+    /// Brings `frames` into the log, however often it takes, or gives them up where others have to go before.
     fn ship(&mut self, mut frames: Vec<Frame>) -> Result<(), End> {
         while let Some(newest) = frames.last() {
             if self.reader.stop() == Stop::Now {
                 return Err(End::Stopped);
             }
-            match self.log.append(&frames, self.tail.seq, Time::wall_clock()) {
+            match self.log.append(&frames, self.tail.as_ref().map(|last| last.seq), Time::wall_clock()) {
                 Ok(appended) => {
-                    let Some(Appended { seq }) = appended.last().copied() else {
+                    let Some(stored) = appended.last() else {
                         return Err(End::Failed("the log stored nothing and said so without an error".into()));
                     };
-                    let last = Last { seq, header: newest.header.clone() };
-                    self.advance(&last);
+                    let last = Last { seq: stored.seq, header: newest.header.clone() };
+                    self.advance(last);
                     return Ok(());
                 }
                 Err(AppendError::Conflict { .. }) => self.reconcile(&mut frames)?,
@@ -296,33 +322,54 @@ impl Shipping {
         Ok(())
     }
 
-    /// The log's last frame of this writer is not the one we know: finds out whose it is.
+    /// The log's last frame of this writer is not where we know ours: finds out which it is.
     fn reconcile(&mut self, frames: &mut Vec<Frame>) -> Result<(), End> {
-        let lost =
-            || End::Failed("the log's end is not where it was: frames that it acknowledged are gone or moved".into());
-        let last = self.last_in_log()?.ok_or_else(lost)?;
-        if let Some(place) = frames.iter().position(|frame| frame.header.sum == last.header.sum) {
-            // An earlier try stored them and its answer was lost.
+        let last = self.last_in_log()?;
+        let is_last = |header: &Header| last.as_ref().is_some_and(|last| last.header.sum == header.sum);
+        if let Some(place) = frames.iter().position(|frame| is_last(&frame.header)) {
+            // An earlier try stored them, and perhaps only them, and its answer was lost.
             frames.drain(..=place);
-            self.advance(&last);
+            last.into_iter().for_each(|last| self.advance(last));
             return Ok(());
         }
-        if self.tail.last.is_some_and(|known| order(last.epoch()) <= order(known)) {
-            return Err(lost());
+        let found = match (&self.tail, &last) {
+            (None, None) => Found::Known,
+            (None, Some(_)) => Found::Newer,
+            (Some(tail), last) => Found::of(last.as_ref(), tail),
+        };
+        match found {
+            Found::Known if last == self.tail => {
+                return self.back_off(&*Cause::from("the log contradicts what it says of the writer's last frame"));
+            }
+            // It has moved, as in a log that was restored elsewhere.
+            Found::Known => self.tail = last,
+            Found::Newer if self.reader.mark().is_some_and(|mark| is_last(&mark.header)) => {
+                // The log was believed to have lost it, by an answer that was old.
+                self.go_on_behind(last);
+                frames.clear();
+            }
+            Found::Newer => return Err(last.map_or_else(diverged, |last| End::Fenced(last.epoch()))),
+            Found::Older => {
+                self.send_again(last)?;
+                frames.clear();
+            }
+            Found::Other => return Err(diverged()),
         }
-        Err(End::Fenced(last.epoch()))
+        Ok(())
     }
 
-    fn advance(&mut self, last: &Last) {
-        self.tail = Tail { seq: Some(last.seq), link: Link::after(&last.header), last: Some(last.epoch()) };
-        self.reader.ack(last.epoch());
+    fn advance(&mut self, last: Last) {
+        self.reader.ack(&last, Time::wall_clock());
+        self.tail = Some(last);
         self.delay = RETRY_MIN;
         self.report();
     }
 
     fn report(&self) {
-        let Tail { seq, last, .. } = self.tail;
-        self.progress.change(|standing| *standing = Standing { shipped: last, seq, health: Health::Shipping });
+        let (shipped, seq) = (self.tail.as_ref().map(Last::epoch), self.tail.as_ref().map(|last| last.seq));
+        self.progress.change(|standing| {
+            (standing.shipped, standing.seq, standing.health) = (shipped, seq, Health::Shipping);
+        });
     }
 
     fn last_in_log(&mut self) -> Result<Option<Last>, End> {
@@ -342,6 +389,37 @@ impl Shipping {
         self.delay = (self.delay * 2).min(RETRY_MAX);
         if stop == Stop::Now { Err(End::Stopped) } else { Ok(()) }
     }
+}
+
+/// What the writer's last frame in the log is, seen from the last one that we know it to have had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// The same.
+    Known,
+    /// One behind it.
+    Newer,
+    /// One before it, or none: the log lost its end.
+    Older,
+    /// Another in its place.
+    Other,
+}
+
+impl Found {
+    fn of(last: Option<&Last>, known: &Last) -> Self {
+        let Some(last) = last else { return Self::Older };
+        if last.header.sum == known.header.sum {
+            return Self::Known;
+        }
+        match (order(last.epoch()).cmp(&order(known.epoch())), last.header.frame < known.header.frame) {
+            (Ordering::Greater, _) => Self::Newer,
+            (Ordering::Less, true) => Self::Older,
+            (Ordering::Less, false) | (Ordering::Equal, _) => Self::Other,
+        }
+    }
+}
+
+fn diverged() -> End {
+    End::Failed("the log has another frame in the place of one that it had acknowledged".into())
 }
 
 fn order(epoch: Epoch) -> (u64, u64) {

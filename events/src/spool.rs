@@ -1,4 +1,5 @@
-//! The spool: the local, ordered, checksummed store of one writer's facts that the log has not acknowledged yet.
+//! The spool: the local, ordered, checksummed store of one writer's facts until the log has acknowledged them, and for
+//! a while longer.
 //!
 //! A fact is numbered here, once, and `write()`n at once: the page cache survives the end of the process, so what
 //! [`Spool::append`] has returned is not lost to a SIGKILL. (A power cut may cost what was not synced; [`Spool::sync`].)
@@ -6,29 +7,42 @@
 //!
 //! A failed append costs its facts, not the spool: their numbers stay used, and the next append that succeeds begins
 //! with a `dropped` fact that names them. So numbers are dense within an epoch, except where a fact says so.
+//!
+//! What the log has acknowledged stays for the retention, because a log may lose its end; the mark beside the segments
+//! names the last acknowledged fact (ADR 24).
 
+mod mark;
 mod reader;
 mod segment;
+mod state;
 
-use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_schema::event::{Dropped, Epoch, Event};
 use waybill_schema::frame::Body;
 use waybill_schema::time::Time;
 
-pub use reader::{Batch, Reader, Wake};
+use crate::log::Last;
+use mark::MarkFile;
+pub use reader::{Batch, Missing, Reader, Wake};
 use segment::{Name, Rest};
+pub use state::Waiting;
+use state::{Count, Segment, Shared, State};
+pub(crate) use state::{Gauge, Stop, Stopper};
 
 /// A segment that has reached this many bytes is closed and another one begun.
 pub const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// At most this many bytes wait for the log's acknowledgement.
 pub const SPOOL_BYTES_MAX: u64 = 512 << 20;
+/// Facts stay at least this long after their acknowledgement (EVENTLOG.md, E.8) …
+pub const RETENTION: Duration = Duration::from_secs(600);
+/// … unless more than this many bytes of them are held.
+pub const RETENTION_BYTES_MAX: u64 = 256 << 20;
 /// No record is larger: a length beyond it is damage.
 pub const RECORD_BYTES_MAX: usize = 16 << 20;
 
@@ -41,20 +55,30 @@ pub struct Options {
     pub segment_bytes_max: u64,
     /// See [`SPOOL_BYTES_MAX`].
     pub spool_bytes_max: u64,
+    /// See [`RETENTION`]; zero for a log that does not lose what it has acknowledged.
+    pub retention: Duration,
+    /// See [`RETENTION_BYTES_MAX`].
+    pub retention_bytes_max: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { segment_bytes_max: SEGMENT_BYTES_MAX, spool_bytes_max: SPOOL_BYTES_MAX }
+        Self {
+            segment_bytes_max: SEGMENT_BYTES_MAX,
+            spool_bytes_max: SPOOL_BYTES_MAX,
+            retention: RETENTION,
+            retention_bytes_max: RETENTION_BYTES_MAX,
+        }
     }
 }
 
 /// What an opened spool held already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recovered {
-    /// The last epoch with a fact in it, and that fact's number; `None` in a new spool.
+    /// The last epoch with a fact in it, and that fact's number; `None` in a new spool. Known even where the log has
+    /// acknowledged all.
     pub last: Option<Epoch>,
-    /// How many facts are held; the log may have some of them.
+    /// How many facts are held, acknowledged ones included.
     pub facts: u64,
     /// How many bytes they take.
     pub bytes: u64,
@@ -140,7 +164,6 @@ impl AppendError {
 /// The writing half: appends facts. One [`Reader`] takes them out again.
 #[derive(Debug)]
 pub struct Spool {
-    options: Options,
     shared: Arc<Shared>,
     /// The greatest epoch that a fact was recorded in, or that has begun.
     epoch_last: u64,
@@ -153,7 +176,7 @@ pub struct Spool {
 #[derive(Debug)]
 struct Current {
     name: Name,
-    file: Arc<File>,
+    file: File,
     /// The end of the last whole record.
     bytes: u64,
     /// Whether a failed write left bytes behind that could not be cut off yet.
@@ -171,14 +194,18 @@ impl Spool {
         let names = segment_names(dir).map_err(SpoolError::io(dir))?;
         let newest = names.last().copied().unwrap_or_default();
         for name in names {
-            state.segments.extend(recover(dir, name, newest, &mut recovered)?);
+            let before = Count { facts: recovered.facts, bytes: recovered.bytes };
+            let bytes = recover(dir, name, newest, &mut recovered)?;
+            state.segments.extend(bytes.map(|bytes| Segment::found(name, before, bytes)));
         }
         state.written = Count { facts: recovered.facts, bytes: recovered.bytes };
-        let shared =
-            Arc::new(Shared { dir: dir.to_owned(), _lock: lock, state: Mutex::new(state), changed: Condvar::new() });
-        let reader = Reader::new(shared.clone());
+        let mark = MarkFile::open(dir);
+        let places = [recovered.last, mark.last().map(Last::epoch)];
+        recovered.last = places.into_iter().flatten().max_by_key(|place| (place.epoch, place.last));
+        let shared = Arc::new(Shared::new(dir, lock, options, state));
+        let reader = Reader::new(shared.clone(), mark)?;
         let epoch_last = recovered.last.map_or(0, |last| last.epoch);
-        Ok((Self { options, shared, epoch_last, current: None, lost: None, buffer: Vec::new() }, reader, recovered))
+        Ok((Self { shared, epoch_last, current: None, lost: None, buffer: Vec::new() }, reader, recovered))
     }
 
     /// Begins `epoch`, which must be greater than all before in the spool and in the log; its first number is 1.
@@ -196,25 +223,43 @@ impl Spool {
     /// Numbers the facts in `bodies` (at least one) and records them together, with one `write()`: whole or not at all.
     ///
     /// Gives their numbers. After an error the spool is as usable as before, and the numbers that the facts would
-    /// have had are declared `dropped` by the next append that succeeds.
+    /// have had are declared `dropped` by the next append that succeeds. What the log has lost for good is declared
+    /// behind the facts, which keeps their numbers what the caller expects.
     pub fn append(&mut self, bodies: &[Body], made: Time) -> Result<RangeInclusive<u64>, AppendError> {
         assert!(!bodies.is_empty(), "an append has at least one fact");
         let number = self.current.as_ref().ok_or(AppendError::NoEpoch)?.number;
+        let gone = std::mem::take(&mut self.shared.state().gone);
         let declared = u64::from(self.lost.is_some());
         let (first, last) = (number + declared + 1, number + declared + bodies.len() as u64);
-        self.encode(number + 1, bodies, made);
-        let written = self.write(number + 1, last - number);
-        if let Some(current) = &mut self.current {
-            current.number = last;
+        self.encode(number + 1, bodies, &gone, made);
+        let end = last + gone.len() as u64;
+        let written = self.write(number + 1..=end, made, self.shared.options.spool_bytes_max);
+        if let Err(error) = written {
+            self.shared.state().gone.splice(..0, gone);
+            self.take_number(last);
+            self.lose(number + 1, last, &error);
+            return Err(error);
         }
-        match written {
-            Ok(()) => self.lost = None,
-            Err(error) => {
-                self.lose(number + 1, last, &error);
-                return Err(error);
-            }
-        }
+        self.lost = None;
         Ok(first..=last)
+    }
+
+    /// Records at once what is still to be declared `dropped`, beyond the spool's bound if need be: for a clean stop,
+    /// after which no append would do it. Does nothing where nothing is to be declared.
+    pub fn declare_lost(&mut self, made: Time) -> Result<(), AppendError> {
+        let Some(number) = self.current.as_ref().map(|current| current.number) else { return Ok(()) };
+        let gone = std::mem::take(&mut self.shared.state().gone);
+        let facts = u64::from(self.lost.is_some()) + gone.len() as u64;
+        if facts == 0 {
+            return Ok(());
+        }
+        self.encode(number + 1, &[], &gone, made);
+        if let Err(error) = self.write(number + 1..=number + facts, made, u64::MAX) {
+            self.shared.state().gone.splice(..0, gone);
+            return Err(error);
+        }
+        self.lost = None;
+        Ok(())
     }
 
     /// The last number given out in this epoch; 0 before the first.
@@ -222,48 +267,56 @@ impl Spool {
         self.current.as_ref().map_or(0, |current| current.number)
     }
 
-    /// Waits until the disk has the current segment. To wait without holding the spool, see [`Spool::syncer`].
+    /// Waits until the disk has every fact appended so far. To wait without holding the spool, see [`Spool::syncer`].
     pub fn sync(&self) -> io::Result<()> {
         self.syncer().map_or(Ok(()), |syncer| syncer.sync())
     }
 
-    /// What syncs the facts appended so far in the current segment: take it under the lock of the append that it is
-    /// for, and wait outside that lock. `None` before an epoch has begun.
+    /// What syncs the facts appended so far, also those in segments that were closed since: take it under the lock of
+    /// the append, and wait outside that lock. `None` before an epoch has begun.
     pub fn syncer(&self) -> Option<Syncer> {
-        self.current.as_ref().map(|current| Syncer(current.file.clone()))
+        self.current.as_ref().map(|current| Syncer { shared: self.shared.clone(), upto: current.name })
     }
 
-    fn encode(&mut self, number: u64, bodies: &[Body], made: Time) {
+    fn encode(&mut self, number: u64, bodies: &[Body], gone: &[Dropped], made: Time) {
         segment::start_record(&mut self.buffer);
-        let declaration = self.lost.clone().map(|lost| Body::of(&Event::Dropped(lost)));
-        for (number, body) in (number..).zip(declaration.iter().chain(bodies)) {
+        let declare = |dropped: &Dropped| Body::of(&Event::Dropped(dropped.clone()));
+        let (before, after) = (self.lost.as_ref().map(declare), gone.iter().map(declare).collect::<Vec<_>>());
+        for (number, body) in (number..).zip(before.iter().chain(bodies).chain(&after)) {
             body.write_line(number, made, &mut self.buffer);
         }
     }
 
-    /// Writes the record in the buffer, which holds `facts` facts from number `first` on.
-    fn write(&mut self, first: u64, facts: u64) -> Result<(), AppendError> {
+    /// Writes the record in the buffer, which holds the facts `numbers`, unless more than `bytes_max` would wait.
+    fn write(&mut self, numbers: RangeInclusive<u64>, made: Time, bytes_max: u64) -> Result<(), AppendError> {
         let payload = self.buffer.len() - segment::HEAD_BYTES;
         if payload > RECORD_BYTES_MAX {
             return Err(AppendError::TooLarge { bytes: payload });
         }
         let bytes = self.buffer.len() as u64;
         let held = self.shared.state().held_bytes();
-        if held + bytes > self.options.spool_bytes_max {
+        if held + bytes > bytes_max {
             return Err(AppendError::Full { held });
         }
         segment::finish_record(&mut self.buffer);
-        self.rotate(first, bytes).map_err(AppendError::Write)?;
+        self.rotate(*numbers.start(), bytes).map_err(AppendError::Write)?;
         let current = self.current.as_mut().ok_or(AppendError::NoEpoch)?;
         current.write(&self.buffer).map_err(AppendError::Write)?;
-        self.shared.grow(Count { facts, bytes });
+        current.number = *numbers.end();
+        self.shared.grow(Count { facts: numbers.end() + 1 - numbers.start(), bytes }, made);
         Ok(())
+    }
+
+    fn take_number(&mut self, number: u64) {
+        if let Some(current) = &mut self.current {
+            current.number = number;
+        }
     }
 
     /// Goes on to a new segment where the current one has no room for a record of `bytes` bytes.
     fn rotate(&mut self, first: u64, bytes: u64) -> io::Result<()> {
         let Some(current) = &self.current else { return Ok(()) };
-        if current.bytes == 0 || current.bytes + bytes <= self.options.segment_bytes_max {
+        if current.bytes == 0 || current.bytes + bytes <= self.shared.options.segment_bytes_max {
             return Ok(());
         }
         let (name, number) = (Name { epoch: current.name.epoch, first }, current.number);
@@ -278,8 +331,8 @@ impl Spool {
         }
         let path = name.path(&self.shared.dir);
         let file = OpenOptions::new().append(true).create_new(true).open(path)?;
-        self.shared.state().segments.push_back(Segment { name, bytes: 0 });
-        Ok(Current { name, file: Arc::new(file), bytes: 0, torn: false, number })
+        self.shared.add_segment(name);
+        Ok(Current { name, file, bytes: 0, torn: false, number })
     }
 
     fn lose(&mut self, first: u64, last: u64, error: &AppendError) {
@@ -297,7 +350,7 @@ impl Current {
             self.file.set_len(self.bytes)?;
             self.torn = false;
         }
-        if let Err(error) = (&*self.file).write_all(record) {
+        if let Err(error) = self.file.write_all(record) {
             self.torn = self.file.set_len(self.bytes).is_err();
             return Err(error);
         }
@@ -306,14 +359,30 @@ impl Current {
     }
 }
 
-/// Brings the facts of one segment to the disk.
+/// Brings facts to the disk: its segment, and those before it that no sync has reached since they were closed.
 #[derive(Clone, Debug)]
-pub struct Syncer(Arc<File>);
+pub struct Syncer {
+    shared: Arc<Shared>,
+    upto: Name,
+}
 
 impl Syncer {
-    /// Waits until the disk has every fact that was in the segment at the call.
+    /// Waits until the disk has every fact that was in these segments at the call.
     pub fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        let unsynced = self.shared.unsynced(self.upto);
+        for name in &unsynced.segments {
+            match File::open(name.path(&self.shared.dir)) {
+                Ok(file) => file.sync_data()?,
+                // It was acknowledged and has been let go.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if unsynced.unnamed {
+            File::open(&self.shared.dir)?.sync_all()?;
+        }
+        self.shared.synced(&unsynced);
+        Ok(())
     }
 }
 
@@ -337,8 +406,9 @@ fn segment_names(dir: &Path) -> io::Result<Vec<Name>> {
     Ok(names)
 }
 
-/// Takes up one segment: cuts off a torn end where it is the newest, and removes it where it holds nothing.
-fn recover(dir: &Path, name: Name, newest: Name, found: &mut Recovered) -> Result<Option<Segment>, SpoolError> {
+/// Takes up one segment: cuts off a torn end where it is the newest, removes it where it holds nothing, and gives how
+/// many bytes it has.
+fn recover(dir: &Path, name: Name, newest: Name, found: &mut Recovered) -> Result<Option<u64>, SpoolError> {
     let path = name.path(dir);
     let io_error = || SpoolError::io(&path);
     let scan = segment::scan(&path).map_err(io_error())?;
@@ -359,108 +429,5 @@ fn recover(dir: &Path, name: Name, newest: Name, found: &mut Recovered) -> Resul
     found.last = Some(Epoch { epoch: name.epoch, last: number });
     found.facts += scan.facts;
     found.bytes += scan.bytes;
-    Ok(Some(Segment { name, bytes: scan.bytes }))
-}
-
-/// Facts, and the bytes that their records take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Count {
-    facts: u64,
-    bytes: u64,
-}
-
-impl Count {
-    fn plus(self, more: Self) -> Self {
-        Self { facts: self.facts + more.facts, bytes: self.bytes + more.bytes }
-    }
-
-    /// Whether it is as far as `target` in either measure.
-    fn reaches(self, target: Self) -> bool {
-        self.facts >= target.facts || self.bytes >= target.bytes
-    }
-}
-
-/// What both halves of a spool know. It also holds the lock: as long as one half lives, the directory is taken.
-#[derive(Debug)]
-struct Shared {
-    dir: PathBuf,
-    _lock: File,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// In order; only the last one grows.
-    segments: VecDeque<Segment>,
-    /// All that was recorded, what was found at the opening included.
-    written: Count,
-    /// All that was acknowledged.
-    acked: Count,
-    /// The epoch begun in this life.
-    begun: Option<u64>,
-    /// What the reader waits for, so that an append wakes it once and not each time.
-    wanted: Option<Count>,
-    stop: Stop,
-}
-
-#[derive(Debug)]
-struct Segment {
-    name: Name,
-    /// The end of its last whole record: no reader goes beyond it.
-    bytes: u64,
-}
-
-/// How urgently the reader is asked to come to an end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stop {
-    /// Not at all.
-    #[default]
-    No,
-    /// When nothing is left to read.
-    Drained,
-    /// At once.
-    Now,
-}
-
-impl State {
-    fn held_bytes(&self) -> u64 {
-        self.written.bytes - self.acked.bytes
-    }
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of the spool's state panics")
-    }
-
-    fn grow(&self, by: Count) {
-        let mut state = self.state();
-        state.written = state.written.plus(by);
-        if let Some(current) = state.segments.back_mut() {
-            current.bytes += by.bytes;
-        }
-        if state.wanted.is_some_and(|wanted| state.written.reaches(wanted)) {
-            state.wanted = None;
-            self.changed.notify_all();
-        }
-    }
-
-    fn wait_while(&self, timeout: Duration, condition: impl FnMut(&mut State) -> bool) -> MutexGuard<'_, State> {
-        let waited = self.changed.wait_timeout_while(self.state(), timeout, condition);
-        waited.expect("no holder of the spool's state panics").0
-    }
-}
-
-/// Asks a spool's reader to come to an end; held by whoever owns the thread that reads.
-#[derive(Clone, Debug)]
-pub(crate) struct Stopper(Arc<Shared>);
-
-impl Stopper {
-    /// Asks; a milder request than the last changes nothing.
-    pub(crate) fn stop(&self, stop: Stop) {
-        let mut state = self.0.state();
-        state.stop = state.stop.max(stop);
-        self.0.changed.notify_all();
-    }
+    Ok(Some(scan.bytes))
 }

@@ -229,9 +229,39 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// The number of the fact on `line` (without its `\n`), its body unread.
-pub fn number(line: &[u8]) -> Result<u64, LineError> {
-    Envelope::parse(line).map(|envelope| envelope.number)
+/// What stands before the body on a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineHead<'a> {
+    /// The kind of the event.
+    pub kind: Cow<'a, str>,
+    /// The fact's number in its epoch, from 1.
+    pub number: u64,
+    /// When it was made, by its writer's clock.
+    pub made: Time,
+}
+
+impl<'a> LineHead<'a> {
+    /// Reads the head of a line (without its `\n`), its body unread.
+    pub fn parse(line: &'a [u8]) -> Result<Self, LineError> {
+        let Envelope { kind, number, made, .. } = Envelope::parse(line)?;
+        Ok(Self { kind, number, made })
+    }
+}
+
+/// Writes the fact on `line` (without its `\n`) once more at the end of `out`, under `number`: the same kind, version,
+/// time and body, unread.
+pub fn renumber(line: &[u8], number: u64, out: &mut Vec<u8>) -> Result<(), LineError> {
+    let Envelope { kind, version, made, body, .. } = Envelope::parse(line)?;
+    write_line((&kind, version), number, made, body.as_bytes(), out);
+    Ok(())
+}
+
+fn write_line((kind, version): (&str, u16), number: u64, made: Time, body: &[u8], out: &mut Vec<u8>) {
+    use std::io::Write;
+    let made = made.0;
+    write!(out, r#"{{"k":"{kind}","v":{version},"n":{number},"t":{made},"b":"#).expect("a vector takes every write");
+    out.extend_from_slice(body);
+    out.extend_from_slice(b"}\n");
 }
 
 /// An event's JSON body, encoded before its number is known so that little happens under the numbering lock.
@@ -253,12 +283,7 @@ impl Body {
 
     /// Writes the whole line of fact `number`, ended by `\n`, at the end of `out`.
     pub fn write_line(&self, number: u64, made: Time, out: &mut Vec<u8>) {
-        use std::io::Write;
-        let (kind, version, made) = (self.kind, self.version, made.0);
-        write!(out, r#"{{"k":"{kind}","v":{version},"n":{number},"t":{made},"b":"#)
-            .expect("a vector takes every write");
-        out.extend_from_slice(&self.json);
-        out.extend_from_slice(b"}\n");
+        write_line((self.kind, self.version), number, made, &self.json, out);
     }
 }
 

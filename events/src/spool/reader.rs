@@ -1,4 +1,5 @@
-//! The reading half of a spool: follows the segments, and lets go of what the log has acknowledged.
+//! The reading half of a spool: follows the segments, lets go of what the log has acknowledged long enough ago, and goes
+//! back where the log lost it.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -6,10 +7,18 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_schema::event::Epoch;
+use waybill_schema::event::{Dropped, Epoch, Event};
+use waybill_schema::frame::Line;
+use waybill_schema::time::Time;
 
+use crate::log::Last;
+
+use super::mark::MarkFile;
 use super::segment::{self, HEAD_BYTES, Name};
-use super::{Count, Shared, SpoolError, Stop, Stopper};
+use super::{Count, Gauge, Shared, SpoolError, Stop, Stopper, Waiting};
+
+/// The reason that is given for facts which neither the log nor the spool has any more.
+const GONE: &str = "the log lost facts that are no longer held";
 
 /// How much is read ahead from a segment.
 const READ_BYTES: usize = 256 * 1024;
@@ -45,27 +54,37 @@ pub enum Wake {
     Stopping,
 }
 
+/// Facts that neither the log nor the spool has any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// The last fact before them; `None` where the log has none of the writer.
+    pub after: Option<Epoch>,
+    /// The first fact behind them, as its epoch and number; `None` where the spool holds none.
+    pub before: Option<Epoch>,
+}
+
 /// Takes facts out of a spool in order; usable on another thread than the [`super::Spool`].
 ///
-/// What [`Reader::next_batch`] has given stays on disk until [`Reader::ack`]; [`Reader::resume_after`] gives it again.
+/// What [`Reader::next_batch`] has given stays on disk until [`Reader::ack`] and the retention behind it;
+/// [`Reader::resume_after`] gives it again.
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
     /// What the log has anyway: not given out.
     after: Option<(u64, u64)>,
     place: Place,
-    acked: Place,
     source: Option<Source>,
     head: Option<Record>,
     given: VecDeque<Given>,
+    mark: MarkFile,
 }
 
 /// A border between records, and all that lies before it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    segment: Name,
-    offset: u64,
-    before: Count,
+pub(super) struct Place {
+    pub(super) segment: Name,
+    pub(super) offset: u64,
+    pub(super) before: Count,
 }
 
 /// An open segment and what was read ahead from it.
@@ -82,6 +101,7 @@ struct Record {
     epoch: u64,
     first: u64,
     count: u64,
+    made: Time,
     lines: Vec<u8>,
     start: Place,
 }
@@ -91,6 +111,8 @@ struct Record {
 struct Given {
     last: (u64, u64),
     end: Place,
+    /// When its first fact was made.
+    made: Time,
 }
 
 fn order(epoch: Epoch) -> (u64, u64) {
@@ -98,17 +120,61 @@ fn order(epoch: Epoch) -> (u64, u64) {
 }
 
 impl Reader {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let (place, acked) = Default::default();
-        Self { shared, after: None, place, acked, source: None, head: None, given: VecDeque::new() }
+    /// Stands behind what `mark` says that the log has.
+    pub(super) fn new(shared: Arc<Shared>, mark: MarkFile) -> Result<Self, SpoolError> {
+        let (place, given) = Default::default();
+        let mut reader = Self { shared, after: None, place, source: None, head: None, given, mark };
+        reader.resume_after(reader.mark().map(Last::epoch));
+        reader.head = reader.next_record()?;
+        if let Some(head) = &reader.head {
+            reader.shared.found_oldest(head.made);
+        }
+        Ok(reader)
+    }
+
+    /// The last frame that the log has acknowledged, in this life or, as far as could be noted, an earlier one.
+    pub fn mark(&self) -> Option<&Last> {
+        self.mark.last()
     }
 
     /// Goes back to the oldest fact held that is behind `last`, which is what the log has; `None` for nothing.
     pub fn resume_after(&mut self, last: Option<Epoch>) {
         self.after = last.map(order);
-        self.place = self.acked;
+        self.place = self.shared.go_back(self.after);
         (self.source, self.head) = (None, None);
         self.given.clear();
+    }
+
+    /// As [`Reader::resume_after`], where the log has lost what it had behind `last`; says what cannot be given again.
+    ///
+    /// The part of it that lies in the epoch under way will be declared by the next append.
+    pub(crate) fn go_back(&mut self, last: Option<Epoch>) -> Result<Option<Missing>, SpoolError> {
+        self.resume_after(last);
+        let next = last.map_or_else(Name::default, |last| Name { epoch: last.epoch, first: last.last + 1 });
+        let oldest = self.shared.state().segments.front().map(|segment| segment.name);
+        if oldest.is_some_and(|oldest| oldest <= next) || self.begins_after(last)? {
+            return Ok(None);
+        }
+        let before = oldest.map(|oldest| Epoch { epoch: oldest.epoch, last: oldest.first });
+        self.give_up(last, before);
+        Ok(Some(Missing { after: last, before }))
+    }
+
+    /// Whether the next fact is the `started` that follows `last`.
+    fn begins_after(&mut self, last: Option<Epoch>) -> Result<bool, SpoolError> {
+        self.head = self.next_record()?;
+        let line = self.head.as_ref().and_then(|record| record.lines.split(|byte| *byte == b'\n').next());
+        let event = line.and_then(|line| Line::parse(line).ok()).map(|line| line.event);
+        Ok(matches!(event, Some(Event::Started(started)) if started.previous == last))
+    }
+
+    fn give_up(&self, last: Option<Epoch>, before: Option<Epoch>) {
+        let mut state = self.shared.state();
+        let Some(before) = before.filter(|before| state.begun == Some(before.epoch)) else { return };
+        let first = last.filter(|last| last.epoch == before.epoch).map_or(1, |last| last.last + 1);
+        if first < before.last {
+            state.gone.push(Dropped { first, last: before.last - 1, reason: GONE.to_owned() });
+        }
     }
 
     /// The next facts, at most `facts_max` and at most `bytes_max` of lines, or one fact where that is larger.
@@ -116,9 +182,13 @@ impl Reader {
     /// `None` where all has been given out. Records stay whole, except one that is larger than a batch can be.
     pub fn next_batch(&mut self, facts_max: u32, bytes_max: usize) -> Result<Option<Batch>, SpoolError> {
         let mut batch: Option<Batch> = None;
+        let mut made = Time::default();
         while let Some(mut record) = self.next_record()? {
             let batch = match &mut batch {
-                None => batch.insert(Batch { epoch: record.epoch, first: record.first, count: 0, lines: Vec::new() }),
+                None => {
+                    made = record.made;
+                    batch.insert(Batch { epoch: record.epoch, first: record.first, count: 0, lines: Vec::new() })
+                }
                 Some(batch) if record.follows(batch) => batch,
                 Some(_) => {
                     self.head = Some(record);
@@ -142,21 +212,28 @@ impl Reader {
         }
         if let Some(batch) = &batch {
             let end = self.head.as_ref().map_or(self.place, |head| head.start);
-            self.given.push_back(Given { last: order(batch.last()), end });
+            if self.given.is_empty() {
+                self.shared.found_oldest(made);
+            }
+            self.given.push_back(Given { last: order(batch.last()), end, made });
         }
         Ok(batch)
     }
 
-    /// Takes it that the log has everything up to `last`: segments that hold nothing else are deleted.
-    ///
-    /// The newest segment with a fact is always kept, for it tells a start without the log which epoch was the last.
-    pub fn ack(&mut self, last: Epoch) {
+    /// Takes it that the log has everything up to its frame `last`; segments that hold nothing else are deleted when
+    /// their retention is over.
+    pub fn ack(&mut self, last: &Last, now: Time) {
         let mut end = None;
-        while self.given.front().is_some_and(|given| given.last <= order(last)) {
+        while self.given.front().is_some_and(|given| given.last <= order(last.epoch())) {
             end = self.given.pop_front().map(|given| given.end);
         }
         if let Some(end) = end {
-            self.release(end);
+            let oldest = self.given.front().map(|given| given.made).or(self.head.as_ref().map(|head| head.made));
+            self.shared.acknowledge(end.before, oldest);
+        }
+        self.mark.set(last);
+        for name in self.shared.expire(now) {
+            self.remove(name);
         }
     }
 
@@ -192,6 +269,15 @@ impl Reader {
         Stopper(self.shared.clone())
     }
 
+    /// What waits for the log now.
+    pub fn waiting(&self) -> Waiting {
+        self.gauge().waiting()
+    }
+
+    pub(crate) fn gauge(&self) -> Gauge {
+        Gauge(Arc::downgrade(&self.shared))
+    }
+
     /// The epoch that has begun in this life of the spool.
     pub(crate) fn begun(&self) -> Option<u64> {
         self.shared.state().begun
@@ -214,7 +300,7 @@ impl Reader {
             }
             // Only the beginning of a spool is skipped, and nothing that was given out lies before it.
             if self.given.is_empty() {
-                self.release(self.place);
+                self.shared.acknowledge(self.place.before, None);
             }
         }
         Ok(None)
@@ -232,7 +318,8 @@ impl Reader {
         };
         let record = payload.and_then(|lines| {
             let (epoch, count) = (start.segment.epoch, segment::count_lines(&lines));
-            Some(Record { epoch, first: segment::first_number(&lines)?, count, lines, start })
+            let first = segment::first_head(&lines)?;
+            Some(Record { epoch, first: first.number, count, made: first.made, lines, start })
         });
         let damaged = || SpoolError::Damaged { file: start.segment.path(&self.shared.dir), offset: start.offset };
         let record = record.ok_or_else(damaged)?;
@@ -269,33 +356,12 @@ impl Reader {
         Ok(payload)
     }
 
-    fn release(&mut self, place: Place) {
-        self.acked = place;
-        for name in self.shared.release(place) {
-            let path = name.path(&self.shared.dir);
-            if let Err(error) = fs::remove_file(&path) {
-                // It is read and skipped once more at the next start.
-                tracing::warn!(error = &error as &dyn std::error::Error, path = %path.display(), "cannot delete segment");
-            }
+    fn remove(&self, name: Name) {
+        let path = name.path(&self.shared.dir);
+        if let Err(error) = fs::remove_file(&path) {
+            // It is read and skipped once more at the next start.
+            tracing::warn!(error = &error as &dyn std::error::Error, path = %path.display(), "cannot delete segment");
         }
-    }
-}
-
-impl Shared {
-    /// Takes all before `place` as acknowledged and gives the segments that nobody needs any more.
-    fn release(&self, place: Place) -> Vec<Name> {
-        let mut state = self.state();
-        state.acked = place.before;
-        let mut released = Vec::new();
-        while let Some(oldest) = state.segments.front() {
-            let done = oldest.name < place.segment || (oldest.name == place.segment && oldest.bytes == place.offset);
-            if !done || state.segments.iter().skip(1).all(|later| later.bytes == 0) {
-                break;
-            }
-            released.push(oldest.name);
-            state.segments.pop_front();
-        }
-        released
     }
 }
 

@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use waybill_schema::frame;
+use waybill_schema::frame::LineHead;
 
 use super::RECORD_BYTES_MAX;
 
@@ -73,10 +73,10 @@ pub(super) fn count_lines(payload: &[u8]) -> u64 {
     memchr::memchr_iter(b'\n', payload).count() as u64
 }
 
-/// The number of the fact on the first line of `payload`.
-pub(super) fn first_number(payload: &[u8]) -> Option<u64> {
+/// What stands before the body on the first line of `payload`.
+pub(super) fn first_head(payload: &[u8]) -> Option<LineHead<'_>> {
     let end = memchr::memchr(b'\n', payload).unwrap_or(payload.len());
-    frame::number(&payload[..end]).ok()
+    LineHead::parse(&payload[..end]).ok()
 }
 
 /// What a segment file holds.
@@ -115,7 +115,7 @@ pub(super) fn scan(path: &Path) -> io::Result<Scan> {
         rest = &rest[HEAD_BYTES + payload.len()..];
     }
     scan.bytes = (bytes.len() - rest.len()) as u64;
-    scan.last = newest.and_then(|payload| Some(first_number(payload)? + count_lines(payload) - 1));
+    scan.last = newest.and_then(|payload| Some(first_head(payload)?.number + count_lines(payload) - 1));
     scan.rest = match rest.len() {
         0 => Rest::Nothing,
         _ if (1..rest.len()).any(|place| payload(&rest[place..]).is_some()) => Rest::Damaged,

@@ -7,8 +7,9 @@ mod shipping;
 mod spooling;
 mod sqlite;
 
+use waybill_events::log::{Last, Seq};
 use waybill_schema::event::{Act, Event, Operator};
-use waybill_schema::frame::Body;
+use waybill_schema::frame::{Body, Frame, Link};
 use waybill_schema::time::Time;
 
 /// When every fact of these tests is made.
@@ -21,6 +22,12 @@ fn event(text: &str) -> Event {
 
 fn body(text: &str) -> Body {
     Body::of(&event(text))
+}
+
+/// A frame of gw-a at the end of the log, which ends with fact `last` of `epoch`.
+fn logged(epoch: u64, last: u64) -> Last {
+    let frame = Frame::seal("gw-a".into(), epoch, Link::start(), last, 1, line(last, "x").as_bytes());
+    Last { seq: Seq(last), header: frame.header }
 }
 
 /// The line of fact `number`, made at [`MADE`], that says `text`: written out by hand.

@@ -63,16 +63,19 @@ fn texts(facts: &[Fact]) -> Vec<(u64, u64, String)> {
     facts.iter().map(|fact| (fact.revision.epoch, fact.revision.number, said(fact))).collect()
 }
 
-/// A log that is away while `away`, and that stores but loses its answer at the tries in `silent`.
+/// A log that is away while `away`, and that at the tries in `silent` stores so many frames and loses its answer.
 struct Unreliable {
     log: SqliteLog,
     away: Arc<AtomicBool>,
-    silent: Vec<usize>,
+    silent: Vec<(usize, usize)>,
     tries: usize,
 }
 
+/// As many frames as there are.
+const ALL: usize = usize::MAX;
+
 impl Unreliable {
-    fn new(dir: &Path, away: bool, silent: &[usize]) -> Self {
+    fn new(dir: &Path, away: bool, silent: &[(usize, usize)]) -> Self {
         Self { log: log(dir), away: Arc::new(AtomicBool::new(away)), silent: silent.to_vec(), tries: 0 }
     }
 
@@ -85,11 +88,13 @@ impl Log for Unreliable {
     fn append(&mut self, frames: &[Frame], expected: Option<Seq>, sent: Time) -> Result<Vec<Appended>, AppendError> {
         self.is_away().map_err(|error| AppendError::Unavailable(error.into()))?;
         self.tries += 1;
-        let appended = self.log.append(frames, expected, sent)?;
-        if self.silent.contains(&self.tries) {
-            return Err(AppendError::Unavailable("the answer was lost".into()));
+        let silent = self.silent.iter().find(|(at, _)| *at == self.tries);
+        let n_stored = silent.map_or(frames.len(), |(_, n)| frames.len().min(*n));
+        let appended = self.log.append(&frames[..n_stored], expected, sent)?;
+        match silent {
+            Some(_) => Err(AppendError::Unavailable("the answer was lost".into())),
+            None => Ok(appended),
         }
-        Ok(appended)
     }
 
     fn last(&mut self, writer: &WriterId) -> Result<Option<Last>, ReadError> {
@@ -113,7 +118,7 @@ impl Log for Unreliable {
 #[test]
 fn facts_arrive_while_the_spool_is_written_and_the_spool_lets_go_of_them() {
     let dir = tempfile::tempdir().unwrap();
-    let options = Options { segment_bytes_max: 1, ..Options::default() };
+    let options = Options { segment_bytes_max: 1, retention: Duration::ZERO, ..Options::default() };
     let (mut spool, reader, epoch) = begin(dir.path(), options);
     let shipper = ship(reader, log(dir.path()));
     for (text, last) in [("one", 1), ("two", 2), ("three", 3)] {
@@ -180,13 +185,34 @@ fn facts_wait_for_a_log_that_is_away_and_keep_their_age() {
 fn a_lost_answer_doubles_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (mut spool, reader, epoch) = begin(dir.path(), Options::default());
-    let shipper = ship(reader, Unreliable::new(dir.path(), false, &[1, 3, 4]));
+    let shipper = ship(reader, Unreliable::new(dir.path(), false, &[(1, ALL), (3, ALL), (4, ALL)]));
     for (text, last) in [("one", 1), ("two", 2), ("three", 3), ("four", 4)] {
         append(&mut spool, text);
         shipper.progress().wait_for(Epoch { epoch, last }, LONG);
     }
     shipper.stop(LONG);
     assert_eq!(texts(&facts(dir.path())).len(), 4);
+}
+
+#[test]
+fn frames_that_were_stored_one_by_one_are_gone_on_with_wherever_that_ended() {
+    const FRAMES: usize = 5;
+    for n_first in 0..=FRAMES {
+        for n_second in 0..=FRAMES {
+            let dir = tempfile::tempdir().unwrap();
+            let (mut spool, reader, epoch) = begin(dir.path(), Options::default());
+            for _ in 0..FRAMES {
+                spool.append(&vec![body("x"); FRAME_FACTS_MAX as usize], MADE).unwrap();
+            }
+            let shipper = ship(reader, Unreliable::new(dir.path(), false, &[(1, n_first), (2, n_second)]));
+            let place = Epoch { epoch, last: FRAMES as u64 * u64::from(FRAME_FACTS_MAX) };
+            assert_eq!(shipper.progress().wait_for(place, LONG).health, Health::Shipping);
+            assert_eq!(shipper.stop(LONG).shipped, Some(place));
+            let facts = facts(dir.path());
+            check_dense(&facts);
+            assert_eq!(facts.len() as u64, place.last, "{n_first} stored, then {n_second}");
+        }
+    }
 }
 
 #[test]
@@ -237,19 +263,124 @@ fn a_writer_that_finds_its_new_epoch_taken_stops_before_it_sends() {
     assert_eq!(texts(&facts(dir.path())), [(1, 1, "foreign".into())]);
 }
 
+/// Takes the frames behind the first `n_kept` out of the log, as a server does that lost power.
+fn lose_end(dir: &Path, n_kept: i64) {
+    log(dir).connection().execute("DELETE FROM frames WHERE frame > ?1", [n_kept]).unwrap();
+}
+
+/// Appends each of `texts`, and waits until the log has it, so that each has a frame of its own.
+fn append_and_ship(spool: &mut Spool, shipper: &Shipper, epoch: u64, texts: &[&str]) {
+    for text in texts {
+        let last = append(spool, text);
+        let standing = shipper.progress().wait_for(Epoch { epoch, last }, LONG);
+        assert_eq!(standing.health, Health::Shipping);
+    }
+}
+
+fn numbered(epoch: u64, texts: &[&str]) -> Vec<(u64, u64, String)> {
+    texts.iter().zip(1..).map(|(text, number)| (epoch, number, (*text).to_owned())).collect()
+}
+
 #[test]
-fn a_log_that_lost_its_end_is_noticed() {
+fn what_the_log_lost_behind_its_end_is_sent_again_before_anything_new() {
+    for n_kept in 0..3 {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+        let shipper = ship(reader, log(dir.path()));
+        append_and_ship(&mut spool, &shipper, epoch, &["one", "two", "three"]);
+        lose_end(dir.path(), n_kept);
+        append_and_ship(&mut spool, &shipper, epoch, &["four"]);
+        assert_eq!(shipper.progress().standing().resent, 1);
+        append_and_ship(&mut spool, &shipper, epoch, &["five"]);
+        assert_eq!(texts(&facts(dir.path())), numbered(1, &["one", "two", "three", "four", "five"]));
+        assert_eq!(shipper.stop(LONG).resent, 1, "it is lost once");
+    }
+}
+
+#[test]
+fn a_log_that_lost_its_end_between_two_lives_gets_it_back_at_the_start() {
+    for n_kept in 0..2 {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+        let shipper = ship(reader, log(dir.path()));
+        append_and_ship(&mut spool, &shipper, epoch, &["one", "two"]);
+        drop((shipper, spool));
+        lose_end(dir.path(), n_kept);
+        let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+        let shipper = ship(reader, log(dir.path()));
+        append_and_ship(&mut spool, &shipper, epoch, &["three"]);
+        let expected = [(1, 1, "one".into()), (1, 2, "two".into()), (2, 1, "three".into())];
+        assert_eq!(texts(&facts(dir.path())), expected);
+        assert_eq!(shipper.stop(LONG).resent, 1);
+    }
+}
+
+#[test]
+fn lost_facts_of_this_epoch_that_nobody_holds_are_declared() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut spool, reader, epoch) = begin(dir.path(), Options::default());
+    let (mut spool, reader, epoch) = begin(dir.path(), FORGETTING);
     let shipper = ship(reader, log(dir.path()));
-    append(&mut spool, "one");
-    shipper.progress().wait_for(Epoch { epoch, last: 1 }, LONG);
+    append_and_ship(&mut spool, &shipper, epoch, &["one", "two", "three"]);
+    lose_end(dir.path(), 1);
+    append_and_ship(&mut spool, &shipper, epoch, &["four", "five"]);
+    spool.declare_lost(MADE).unwrap();
+    assert_eq!(shipper.stop(LONG).resent, 1);
+    let facts = facts(dir.path());
+    let holes = facts.iter().filter_map(|fact| match &fact.event {
+        Event::Dropped(dropped) => Some((dropped.first, dropped.last, dropped.reason.as_str())),
+        _ => None,
+    });
+    assert_eq!(holes.collect::<Vec<_>>(), [(2, 2, "the log lost facts that are no longer held")]);
+    let others = facts.iter().filter(|fact| !matches!(fact.event, Event::Dropped(_)));
+    let numbers: Vec<u64> = others.map(|fact| fact.revision.number).collect();
+    assert_eq!(numbers, [1, 3, 4, 5]);
+}
+
+#[test]
+fn lost_facts_of_an_earlier_epoch_that_nobody_holds_leave_a_hole_and_shipping_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, reader, epoch) = begin(dir.path(), FORGETTING);
+    let shipper = ship(reader, log(dir.path()));
+    append_and_ship(&mut spool, &shipper, epoch, &["one", "two", "three"]);
+    drop((shipper, spool));
+    lose_end(dir.path(), 1);
+    let (mut spool, reader, epoch) = begin(dir.path(), FORGETTING);
+    let shipper = ship(reader, log(dir.path()));
+    append_and_ship(&mut spool, &shipper, epoch, &["four"]);
+    spool.declare_lost(MADE).unwrap();
+    assert_eq!(shipper.stop(LONG).resent, 1);
+    let expected = [(1, 1, "one".into()), (1, 3, "three".into()), (2, 1, "four".into())];
+    assert_eq!(texts(&facts(dir.path())), expected);
+}
+
+#[test]
+fn another_frame_in_the_place_of_an_acknowledged_one_ends_the_shipper() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+    let shipper = ship(reader, log(dir.path()));
+    append_and_ship(&mut spool, &shipper, epoch, &["one"]);
+    lose_end(dir.path(), 0);
+    intrude(dir.path(), epoch);
     append(&mut spool, "two");
-    shipper.progress().wait_for(Epoch { epoch, last: 2 }, LONG);
-    log(dir.path()).connection().execute("DELETE FROM frames WHERE seq > 1", []).unwrap();
-    append(&mut spool, "three");
-    let standing = shipper.progress().wait_for(Epoch { epoch, last: 3 }, LONG);
-    assert!(matches!(&standing.health, Health::Failed { error } if error.contains("gone")), "{standing:?}");
+    let standing = shipper.progress().wait_for(Epoch { epoch, last: 2 }, LONG);
+    assert!(matches!(&standing.health, Health::Failed { error } if error.contains("another frame")), "{standing:?}");
+    drop((shipper, spool));
+    let (_spool, reader, _) = begin(dir.path(), KEEPING);
+    let standing = ship(reader, log(dir.path())).stop(LONG);
+    assert!(matches!(&standing.health, Health::Failed { error } if error.contains("another frame")), "{standing:?}");
+}
+
+/// What the log stores is shown with another sequence, as in a stream that was restored from elsewhere.
+#[test]
+fn a_last_frame_that_has_moved_is_gone_on_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+    let shipper = ship(reader, log(dir.path()));
+    append_and_ship(&mut spool, &shipper, epoch, &["one"]);
+    log(dir.path()).connection().execute("UPDATE frames SET seq = 7", []).unwrap();
+    append_and_ship(&mut spool, &shipper, epoch, &["two"]);
+    assert_eq!(texts(&facts(dir.path())), numbered(1, &["one", "two"]));
+    assert_eq!(shipper.stop(LONG).resent, 0);
 }
 
 #[test]
@@ -271,21 +402,41 @@ fn a_fold_that_panics_ends_the_shipper_and_stores_nothing() {
 struct Life {
     before: Vec<Vec<usize>>,
     ships: bool,
-    silent: Vec<usize>,
+    silent: Vec<(usize, usize)>,
     after: Vec<Vec<usize>>,
     waits: bool,
     torn: usize,
+    /// How many frames the log loses afterwards.
+    amnesia: i64,
 }
 
 fn life() -> impl Strategy<Value = Life> {
     let records = || prop::collection::vec(prop::collection::vec(0_usize..300, 1..5), 0..6);
-    let silent = prop::collection::vec(1_usize..4, 0..3);
-    (records(), any::<bool>(), silent, records(), any::<bool>(), 0_usize..20)
-        .prop_map(|(before, ships, silent, after, waits, torn)| Life { before, ships, silent, after, waits, torn })
+    let silent = prop::collection::vec((1_usize..4, 0_usize..4), 0..3);
+    (records(), any::<bool>(), silent, records(), any::<bool>(), 0_usize..20, 0_i64..3).prop_map(
+        |(before, ships, silent, after, waits, torn, amnesia)| Life {
+            before,
+            ships,
+            silent,
+            after,
+            waits,
+            torn,
+            amnesia,
+        },
+    )
 }
 
 /// Small enough that segments change often and the spool is full now and then.
-const SMALL: Options = Options { segment_bytes_max: 1500, spool_bytes_max: 6000 };
+const SMALL: Options = Options { segment_bytes_max: 1500, spool_bytes_max: 6000, ..KEEPING };
+/// Segments of one record, kept.
+const KEEPING: Options = Options {
+    segment_bytes_max: 1,
+    spool_bytes_max: 1 << 20,
+    retention: Duration::from_secs(600),
+    retention_bytes_max: 1 << 20,
+};
+/// Segments of one record, let go at once.
+const FORGETTING: Options = Options { retention: Duration::ZERO, ..KEEPING };
 
 /// Lives `life` and puts what was recorded at the end of `model`.
 fn live(dir: &Path, life: &Life, model: &mut Vec<(u64, u64, String)>) {
@@ -306,6 +457,8 @@ fn live(dir: &Path, life: &Life, model: &mut Vec<(u64, u64, String)>) {
     }
     drop((shipper, spool));
     tear(&dir.join("spool"), life.torn);
+    let last = log(dir).last(&WRITER.into()).unwrap().map_or(0, |last| last.header.frame.cast_signed());
+    lose_end(dir, last - life.amnesia);
 }
 
 /// Leaves the beginning of a record behind, as a write that a kill cut short does.

@@ -9,11 +9,11 @@ use std::thread;
 use std::time::Duration;
 
 use waybill_events::spool::{
-    AppendError, Batch, Options, RECORD_BYTES_MAX, Reader, Recovered, Spool, SpoolError, Wake,
+    AppendError, Batch, Options, RECORD_BYTES_MAX, RETENTION, Reader, Recovered, Spool, SpoolError, Waiting, Wake,
 };
 use waybill_schema::event::Epoch;
 
-use super::{MADE, body, line};
+use super::{MADE, body, line, logged};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -35,6 +35,11 @@ fn batch(epoch: u64, first: u64, texts: &[&str]) -> Batch {
 /// All that the reader gives, in batches of at most 100 facts.
 fn batches(reader: &mut Reader) -> Vec<Batch> {
     std::iter::from_fn(|| reader.next_batch(100, usize::MAX).unwrap()).collect()
+}
+
+/// The log takes what `batch` gave.
+fn ack(reader: &mut Reader, batch: &Batch) {
+    reader.ack(&logged(batch.epoch, batch.last().last), MADE);
 }
 
 fn text(batches: &[Batch]) -> String {
@@ -232,7 +237,7 @@ fn what_the_log_has_is_not_given_again() {
 #[test]
 fn acknowledged_segments_are_deleted_but_the_newest_tells_the_epoch() {
     let dir = tempfile::tempdir().unwrap();
-    let options = Options { segment_bytes_max: 1, ..Options::default() };
+    let options = Options { segment_bytes_max: 1, retention: Duration::ZERO, ..Options::default() };
     let (mut spool, mut reader, _) = Spool::open(dir.path(), options).unwrap();
     spool.begin(1).unwrap();
     for text in ["a", "b", "c", "d"] {
@@ -240,16 +245,146 @@ fn acknowledged_segments_are_deleted_but_the_newest_tells_the_epoch() {
     }
     assert_eq!(segments(dir.path()).len(), 4);
     assert_eq!(reader.next_batch(2, usize::MAX).unwrap(), Some(batch(1, 1, &["a", "b"])));
-    reader.ack(Epoch { epoch: 1, last: 1 });
+    reader.ack(&logged(1, 1), MADE);
     assert_eq!(segments(dir.path()).len(), 4, "a batch is acknowledged whole");
-    reader.ack(Epoch { epoch: 1, last: 2 });
+    reader.ack(&logged(1, 2), MADE);
     assert_eq!(segments(dir.path()).len(), 2, "what was read ahead is not acknowledged");
     spool.begin(2).unwrap();
     assert_eq!(reader.next_batch(2, usize::MAX).unwrap(), Some(batch(1, 3, &["c", "d"])));
-    reader.ack(Epoch { epoch: 1, last: 4 });
+    reader.ack(&logged(1, 4), MADE);
     drop((spool, reader));
     let (.., recovered) = Spool::open(dir.path(), options).unwrap();
     assert_eq!(recovered.last, Some(Epoch { epoch: 1, last: 4 }), "epoch 2 never had a fact");
+}
+
+/// Four facts, each in a segment of its own, of which the log takes the first three at [`MADE`].
+fn three_of_four_acknowledged(dir: &Path, options: Options) -> (Spool, Reader) {
+    let (mut spool, mut reader, _) = Spool::open(dir, Options { segment_bytes_max: 1, ..options }).unwrap();
+    spool.begin(1).unwrap();
+    for text in ["a", "b", "c", "d"] {
+        append(&mut spool, &[text]);
+    }
+    reader.next_batch(3, usize::MAX).unwrap().unwrap();
+    reader.ack(&logged(1, 3), MADE);
+    (spool, reader)
+}
+
+#[test]
+fn acknowledged_facts_stay_for_the_retention_and_can_be_given_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_spool, mut reader) = three_of_four_acknowledged(dir.path(), Options::default());
+    let almost = MADE.plus_ms(RETENTION.as_millis() as i64 - 1);
+    reader.ack(&logged(1, 3), almost);
+    assert_eq!(segments(dir.path()).len(), 4);
+    reader.resume_after(Some(Epoch { epoch: 1, last: 1 }));
+    assert_eq!(batches(&mut reader), [batch(1, 2, &["b", "c", "d"])]);
+    reader.ack(&logged(1, 1), almost.plus_ms(1));
+    assert_eq!(segments(dir.path()).len(), 3, "of what was given again, nothing is acknowledged");
+    reader.ack(&logged(1, 4), almost.plus_ms(1));
+    reader.ack(&logged(1, 4), almost.plus_ms(RETENTION.as_millis() as i64));
+    assert_eq!(segments(dir.path()).len(), 3, "their retention began anew");
+    reader.ack(&logged(1, 4), almost.plus_ms(1 + RETENTION.as_millis() as i64));
+    assert_eq!(segments(dir.path()).len(), 1, "the newest one stays");
+}
+
+#[test]
+fn no_more_acknowledged_bytes_stay_than_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let segment = 8 + line(1, "a").len() as u64;
+    let options = Options { retention_bytes_max: 2 * segment, ..Options::default() };
+    let (_spool, _reader) = three_of_four_acknowledged(dir.path(), options);
+    let left: Vec<u64> = segments(dir.path()).iter().map(|path| fs::metadata(path).unwrap().len()).collect();
+    assert_eq!(left, [segment; 3], "two that are acknowledged and one that is not");
+}
+
+#[test]
+fn a_start_without_the_log_knows_what_waits_and_which_epoch_was_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(three_of_four_acknowledged(dir.path(), Options::default()));
+    let (_spool, mut reader, recovered) = open(dir.path());
+    assert_eq!((recovered.last, recovered.facts), (Some(Epoch { epoch: 1, last: 4 }), 4));
+    assert_eq!(reader.mark(), Some(&logged(1, 3)));
+    let bytes = 8 + line(4, "d").len() as u64;
+    assert_eq!(reader.waiting(), Waiting { facts: 1, bytes, oldest: Some(MADE) });
+    assert_eq!(batches(&mut reader), [batch(1, 4, &["d"])]);
+    drop((_spool, reader));
+    segments(dir.path()).iter().for_each(|path| fs::remove_file(path).unwrap());
+    let (mut spool, reader, recovered) = open(dir.path());
+    assert_eq!(recovered.last, Some(Epoch { epoch: 1, last: 3 }), "the mark alone tells");
+    assert_eq!(reader.waiting(), Waiting::default());
+    assert!(matches!(spool.begin(1), Err(SpoolError::Epoch { epoch: 1, last: 1 })));
+}
+
+#[test]
+fn what_waits_is_as_old_as_its_oldest_fact() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, mut reader, _) = open(dir.path());
+    spool.begin(1).unwrap();
+    for (text, ms) in [("a", 0), ("b", 10), ("c", 20)] {
+        spool.append(&[body(text)], MADE.plus_ms(ms)).unwrap();
+    }
+    let oldest = |reader: &Reader| (reader.waiting().facts, reader.waiting().oldest.map(|oldest| oldest.0 - MADE.0));
+    assert_eq!(oldest(&reader), (3, Some(0)));
+    let given: Vec<_> = std::iter::from_fn(|| reader.next_batch(1, usize::MAX).unwrap()).collect();
+    ack(&mut reader, &given[0]);
+    assert_eq!(oldest(&reader), (2, Some(10)));
+    ack(&mut reader, &given[2]);
+    assert_eq!(oldest(&reader), (0, None));
+}
+
+#[test]
+fn a_mark_that_cannot_be_written_or_read_loses_nothing() {
+    for device in ["/dev/full", "/dev/null", "/nowhere/spool.mark"] {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(device, dir.path().join("spool.mark")).unwrap();
+        drop(three_of_four_acknowledged(dir.path(), Options::default()));
+        let (mut spool, mut reader, recovered) = open(dir.path());
+        assert_eq!((recovered.last, reader.mark()), (Some(Epoch { epoch: 1, last: 4 }), None), "{device}");
+        spool.begin(2).unwrap();
+        append(&mut spool, &["e"]);
+        reader.resume_after(Some(Epoch { epoch: 1, last: 3 }));
+        assert_eq!(batches(&mut reader), [batch(1, 4, &["d"]), batch(2, 1, &["e"])]);
+    }
+}
+
+#[test]
+fn a_mark_that_is_cut_anywhere_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(three_of_four_acknowledged(dir.path(), Options::default()));
+    let path = dir.path().join("spool.mark");
+    let mark = fs::read(&path).unwrap();
+    for length in 0..mark.len() {
+        fs::write(&path, &mark[..length]).unwrap();
+        let (_spool, mut reader, _) = open(dir.path());
+        assert_eq!(reader.mark(), None, "cut at {length}");
+        assert_eq!(batches(&mut reader), [batch(1, 1, &["a", "b", "c", "d"])]);
+    }
+}
+
+/// What is not a file of the spool any more cannot be synced: the kernel refuses it for a device.
+#[test]
+fn a_sync_reaches_the_segments_that_were_closed_since_the_last_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { segment_bytes_max: 1, ..Options::default() };
+    let (mut spool, ..) = Spool::open(dir.path(), options).unwrap();
+    assert!(spool.syncer().is_none());
+    spool.begin(1).unwrap();
+    append(&mut spool, &["a"]);
+    let first = spool.syncer().unwrap();
+    for text in ["b", "c"] {
+        append(&mut spool, &[text]);
+    }
+    let all = spool.syncer().unwrap();
+    let closed = segments(dir.path()).remove(1);
+    fs::remove_file(&closed).unwrap();
+    std::os::unix::fs::symlink("/dev/null", &closed).unwrap();
+    first.sync().unwrap();
+    assert!(all.sync().is_err(), "the second segment was closed unsynced");
+    fs::remove_file(&closed).unwrap();
+    all.sync().unwrap();
+    std::os::unix::fs::symlink("/dev/null", &closed).unwrap();
+    append(&mut spool, &["d"]);
+    spool.sync().unwrap();
 }
 
 #[test]
@@ -259,7 +394,7 @@ fn a_split_record_is_taken_up_again_where_the_log_has_its_beginning() {
     spool.begin(1).unwrap();
     append(&mut spool, &["a", "b", "c", "d", "e"]);
     let beginning = reader.next_batch(3, usize::MAX).unwrap().unwrap();
-    reader.ack(beginning.last());
+    ack(&mut reader, &beginning);
     reader.resume_after(Some(beginning.last()));
     assert_eq!(batches(&mut reader), [batch(1, 4, &["d", "e"])]);
 }
@@ -321,12 +456,42 @@ fn a_full_spool_takes_facts_again_when_the_log_has_caught_up_and_declares_the_ho
         assert!(matches!(error, AppendError::Full { held: 300..400 }), "{error:?}");
     }
     let first = reader.next_batch(100, usize::MAX).unwrap().unwrap();
-    reader.ack(first.last());
+    ack(&mut reader, &first);
     assert_eq!(append(&mut spool, &["after"]), (6, 6));
     // Number 3 would have declared number 2, had its append succeeded.
     let declared = DECLARED.replace("REASON", "spool is full").replace(r#""last":3"#, r#""last":4"#);
     let declared = declared.replace(r#""n":4"#, r#""n":5"#);
     assert_eq!(text(&batches(&mut reader)), declared + &line(6, "after"));
+}
+
+#[test]
+fn facts_that_need_a_segment_which_cannot_be_made_are_declared() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, elsewhere) = (dir.path().join("spool"), dir.path().join("elsewhere"));
+    let options = Options { segment_bytes_max: 1, ..Options::default() };
+    let (mut spool, reader, _) = Spool::open(&folder, options).unwrap();
+    spool.begin(1).unwrap();
+    append(&mut spool, &["before"]);
+    fs::rename(&folder, &elsewhere).unwrap();
+    let error = spool.append(&[body("x"), body("y")], MADE).unwrap_err();
+    assert!(matches!(error, AppendError::Write(_)), "{error:?}");
+    fs::rename(&elsewhere, &folder).unwrap();
+    assert_eq!(append(&mut spool, &["after"]), (5, 5));
+    check_declared(&folder, spool, reader, "spool write failed");
+}
+
+#[test]
+fn what_was_lost_just_before_a_stop_is_declared_at_the_stop_even_in_a_full_spool() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { spool_bytes_max: 150, ..Options::default() };
+    let (mut spool, mut reader, _) = Spool::open(dir.path(), options).unwrap();
+    spool.declare_lost(MADE).unwrap();
+    spool.begin(1).unwrap();
+    append(&mut spool, &["before"]);
+    spool.append(&[body("x"), body("y")], MADE).unwrap_err();
+    spool.declare_lost(MADE).unwrap();
+    spool.declare_lost(MADE).unwrap();
+    assert_eq!(text(&batches(&mut reader)), line(1, "before") + &DECLARED.replace("REASON", "spool is full"));
 }
 
 /// Runs itself again as a process that appends and says so, and kills it.
