@@ -123,6 +123,7 @@ impl Following {
         copy: Option<PathBuf>,
     ) -> std::io::Result<Self> {
         let sight = Shared::default();
+        sight.change(|sight: &mut Sight| sight.seen = follower.after.map(|_| Time::wall_clock()));
         let in_force = follower.trail.sum().map(str::to_owned);
         let mut turn = Turn { gateway, follower, copy, in_force, sight: sight.clone() };
         let chore = Chore::start("catalogue", LOOK_EVERY, move || turn.take())?;

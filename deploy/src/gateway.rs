@@ -18,7 +18,7 @@ use waybill_events::shipper::Shipper;
 use waybill_events::spool::{self, Spool};
 use waybill_gateway::proxy::Placement;
 use waybill_routing::state::State;
-use waybill_schema::config::{Config, LogSettings};
+use waybill_schema::config::Config;
 use waybill_schema::event::Epoch;
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
@@ -26,7 +26,7 @@ use waybill_schema::time::Time;
 use crate::follow::Follower;
 use crate::service::{self, Parts};
 use crate::trail::Trail;
-use crate::{DataDir, check, data};
+use crate::{DataDir, check, data, logs};
 
 /// How long a start waits for the log.
 const LOG_WAIT: Duration = Duration::from_secs(5);
@@ -34,8 +34,6 @@ const LOG_WAIT: Duration = Duration::from_secs(5);
 const LOG_PAUSE: Duration = Duration::from_millis(100);
 /// How long the last facts may take to reach the log; the spool keeps what has not.
 const SHIP_TIME: Duration = Duration::from_secs(5);
-/// The most bytes of a stream that is made here: 64 GiB.
-const STREAM_BYTES_MAX: u64 = 64 << 30;
 /// The longest name of a writer.
 const WRITER_CHARS_MAX: usize = 64;
 
@@ -101,7 +99,6 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         watch: None,
         copy: Some(copy),
         placement: Placement::Agreed,
-        lag_facts_max: u64::MAX,
         ship_time: SHIP_TIME,
     };
     runtime.block_on(service::serve(parts, &format!("waybill gateway {writer} is up at http://{listen}")))
@@ -109,11 +106,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 
 /// Where the log is; a configuration without one is for a single machine.
 pub(crate) fn settings(config: &Config, file: &Path) -> anyhow::Result<Settings> {
-    let Some(LogSettings { nats, stream, replicas }) = &config.log else {
-        bail!("{} names no `log`, which is for a single machine: use `waybill up`, or name the servers", file.display());
+    let Some(log) = &config.log else {
+        bail!(
+            "{} names no `log`, which is for a single machine: use `waybill up`, or name the servers",
+            file.display()
+        );
     };
-    let (servers, stream) = (nats.clone(), stream.clone());
-    Ok(Settings { servers, stream, replicas: *replicas, bytes_max: STREAM_BYTES_MAX })
+    Ok(logs::settings(log))
 }
 
 /// The name of this gateway in the log: the one given, or else the one that the first start made up.

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -15,7 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use waybill_events::log::Log;
 use waybill_events::shipper::{Health, Progress, Shipper};
-use waybill_events::spool::Spool;
+use waybill_events::spool::{SPOOL_BYTES_MAX, Spool};
 use waybill_gateway::ledger::Ledger;
 use waybill_gateway::metrics::Metrics;
 use waybill_gateway::proxy::{Gateway, Placement};
@@ -39,6 +39,8 @@ const ALIVE_SECONDS: u64 = 10;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long open requests get to end in a gateway whose name another process has taken over.
 const FENCED_DRAIN: Duration = Duration::from_millis(500);
+/// Bytes waiting for the log beyond which a gateway is not ready: the spool is nearly full.
+const WAITING_BYTES_MAX: u64 = SPOOL_BYTES_MAX / 8 * 7;
 const MS_PER_SECOND: u64 = 1000;
 
 /// What a gateway is made of.
@@ -54,8 +56,6 @@ pub(crate) struct Parts<L> {
     /// Where every catalogue that comes into force is kept.
     pub(crate) copy: Option<PathBuf>,
     pub(crate) placement: Placement,
-    /// Facts waiting for the log beyond which the gateway is not ready.
-    pub(crate) lag_facts_max: u64,
     /// How long the last facts may take to reach the log; what has not stays in the spool.
     pub(crate) ship_time: Duration,
 }
@@ -116,15 +116,13 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
     });
     let following = Following::start(gateway.clone(), follower, parts.copy)?;
     let progress = shipper.progress().clone();
-    let (lag, draining) = (Arc::new(Lag::default()), Arc::new(AtomicBool::new(false)));
+    let draining = Arc::new(AtomicBool::new(false));
     let vitals = Vitals {
         gateway: gateway.clone(),
         progress: progress.clone(),
-        lag: lag.clone(),
         draining: draining.clone(),
         sight: following.sight(),
         watch: parts.watch.as_ref().map(Watch::standing),
-        lag_facts_max: parts.lag_facts_max,
     };
     let house = House { gateway: gateway.clone(), readiness: ready(vitals) };
     // Whoever reads the greeting may ask to stop at once.
@@ -133,7 +131,6 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
 
     let mut chores = JoinSet::new();
     chores.spawn(show_life(gateway.clone()));
-    chores.spawn(measure(gateway.clone(), progress.clone(), lag));
     let stop = async {
         let drain = tokio::select! {
             () = asked => Duration::from_secs(config.drain_seconds.into()),
@@ -145,7 +142,7 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
     server::serve(parts.listener, house, stop).await;
     chores.shutdown().await;
     drop((following, parts.watch));
-    gateway.ledger.flush();
+    gateway.ledger.close(Time::wall_clock());
     let standing = shipper.stop(parts.ship_time);
     if let Health::Fenced { by } = standing.health {
         bail!("another process writes under the name of this one and has begun epoch {}: give each its own", by.epoch);
@@ -192,54 +189,13 @@ async fn show_life(gateway: Arc<Gateway>) {
     }
 }
 
-async fn measure(gateway: Arc<Gateway>, progress: Arc<Progress>, lag: Arc<Lag>) {
-    let mut look = tokio::time::interval(LOOK_EVERY);
-    loop {
-        look.tick().await;
-        let last = gateway.ledger.standing().last;
-        lag.measure(last.number, shipped(&progress, last.epoch), Time::wall_clock());
-    }
-}
-
-/// The last number of `epoch` that the log has.
-fn shipped(progress: &Progress, epoch: u64) -> u64 {
-    progress.standing().shipped.filter(|place| place.epoch == epoch).map_or(0, |place| place.last)
-}
-
-/// How long the facts have waited that the log has not, within [`LOOK_EVERY`].
-#[derive(Debug, Default)]
-struct Lag(Mutex<Mark>);
-
-/// A fact that waits, and since when; all before it have been shipped.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mark {
-    number: u64,
-    since: Time,
-}
-
-impl Lag {
-    fn measure(&self, last: u64, shipped: u64, now: Time) {
-        let mut mark = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if shipped >= mark.number {
-            *mark = Mark { number: last, since: now };
-        }
-    }
-
-    fn seconds(&self, shipped: u64, now: Time) -> u64 {
-        let mark = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if shipped >= mark.number { 0 } else { seconds_between(mark.since, now) }
-    }
-}
-
 /// What `/readyz` is made of.
 struct Vitals {
     gateway: Arc<Gateway>,
     progress: Arc<Progress>,
-    lag: Arc<Lag>,
     draining: Arc<AtomicBool>,
     sight: Shared<Sight>,
     watch: Option<Shared<watch::Standing>>,
-    lag_facts_max: u64,
 }
 
 fn ready(vitals: Vitals) -> Ready {
@@ -251,18 +207,22 @@ impl Vitals {
     fn tell(&self, now: Time) -> Readiness {
         let spooled = self.gateway.ledger.standing();
         let health = self.progress.standing().health;
-        let shipped = shipped(&self.progress, spooled.last.epoch);
-        let lag = spooled.last.number.saturating_sub(shipped);
+        let waiting = self.progress.waiting();
         let draining = self.draining.load(Ordering::Relaxed);
         let sight = self.sight.look();
-        let reachable = sight.trouble.is_none() && health == Health::Shipping;
+        let reachable = sight.seen.is_some() && sight.trouble.is_none() && health == Health::Shipping;
         let detail = serde_json::json!({
             "draining": draining,
-            "spool": {"last": spooled.last.to_string(), "lost": spooled.lost, "records": spooled.records},
+            "spool": {
+                "last": spooled.last.to_string(),
+                "lost": spooled.lost,
+                "records": spooled.records,
+                "waiting_bytes": waiting.bytes,
+            },
             "log": {
                 "reachable": reachable,
-                "lag_facts": lag,
-                "lag_seconds": self.lag.seconds(shipped, now),
+                "lag_facts": waiting.facts,
+                "lag_seconds": waiting.oldest.map_or(0, |oldest| seconds_between(oldest, now)),
                 "health": format!("{health:?}"),
             },
             "catalogue": {
@@ -273,7 +233,7 @@ impl Vitals {
             },
             "configuration": self.watch.as_ref().map(|watch| watch.look().tell()),
         });
-        let ready = spooled.records && !draining && !health.is_final() && lag <= self.lag_facts_max;
+        let ready = spooled.records && !draining && !health.is_final() && waiting.bytes <= WAITING_BYTES_MAX;
         Readiness { ready, detail }
     }
 }

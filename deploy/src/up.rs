@@ -37,8 +37,6 @@ const WRITER: &str = "local";
 const SHIP_SECONDS: u64 = 30;
 /// Frames read at once.
 const READ_FRAMES_MAX: usize = 256;
-/// Facts waiting for the log beyond which the instance is not ready.
-const LAG_FACTS_MAX: u64 = 100_000;
 
 /// Run everything in one process.
 #[derive(clap::Args, Debug)]
@@ -88,7 +86,6 @@ async fn up(args: Args) -> anyhow::Result<()> {
         watch,
         copy: None,
         placement: Placement::Drawn,
-        lag_facts_max: LAG_FACTS_MAX,
         ship_time: Duration::from_secs(SHIP_SECONDS),
     };
     let greeting = demo.as_ref().map(|demo| demo.greeting(listen, &data));

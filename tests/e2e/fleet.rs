@@ -1,4 +1,4 @@
-//! A fleet: many `waybill gateway` and one `waybill auditor` as processes of their own, over scripted upstreams and real
+//! A fleet: many `waybill gateway` and `waybill auditor` as processes of their own, over scripted upstreams and real
 //! NATS servers, which belong to the test.
 
 use std::path::PathBuf;
@@ -18,16 +18,16 @@ use crate::world::{KEY, PATIENCE, Plan, SECRETS};
 /// The stream that every fleet uses.
 const STREAM: &str = "WAYBILL";
 /// The most bytes of a stream that a test makes.
-const STREAM_BYTES_MAX: u64 = 1 << 30;
+const STREAM_BYTES_MAX: u64 = 256 << 20;
 
-/// Running gateways, their auditor and their upstreams.
+/// Running gateways, their auditors and their upstreams.
 pub(crate) struct Fleet {
     pub(crate) folder: TempDir,
     pub(crate) upstreams: Upstreams,
     servers: Vec<String>,
     replicas: u32,
     gateways: Vec<Option<Process>>,
-    auditor: Option<Process>,
+    auditors: Vec<Process>,
 }
 
 impl Fleet {
@@ -48,9 +48,10 @@ impl Fleet {
 
     /// The upstreams and the configuration alone.
     pub(crate) async fn prepare(plan: &Plan, servers: &[String], replicas: u32) -> Self {
-        let (upstreams, folder) = (Upstreams::start(plan).await, TempDir::new().expect("a temporary folder can be made"));
+        let (upstreams, folder) =
+            (Upstreams::start(plan).await, TempDir::new().expect("a temporary folder can be made"));
         let (gateways, servers) = (Vec::new(), servers.to_vec());
-        let fleet = Self { folder, upstreams, servers, replicas, gateways, auditor: None };
+        let fleet = Self { folder, upstreams, servers, replicas, gateways, auditors: Vec::new() };
         fleet.configure(plan);
         fleet
     }
@@ -58,7 +59,7 @@ impl Fleet {
     /// Writes the configuration, which the auditor follows.
     pub(crate) fn configure(&self, plan: &Plan) {
         let (servers, replicas) = (self.servers.join("', '"), self.replicas);
-        let log = format!("log: {{ nats: ['{servers}'], stream: {STREAM}, replicas: {replicas} }}\n");
+        let log = format!("log: {{ nats: ['{servers}'], stream: {STREAM}, replicas: {replicas}, mib_max: 256 }}\n");
         let text = format!("{log}deployment_secret: env:DEPLOYMENT_SECRET\n{}", plan.yaml(&self.upstreams));
         std::fs::write(self.config(), text).expect("the configuration can be written");
     }
@@ -68,17 +69,19 @@ impl Fleet {
         self.folder.path().join("waybill.yaml")
     }
 
-    /// Starts the auditor and waits until the log has the catalogue of the file.
+    /// Starts an auditor and waits until the log has the catalogue of the file.
     pub(crate) async fn start_auditor(&mut self) {
         let mut command = self.command(&["auditor", "--listen", "127.0.0.1:0"]);
         let auditor = Process::start(&mut command).await;
         ready_when(&Client::new(auditor.addr, KEY), |ready| ready["ready"] == true).await;
-        self.auditor = Some(auditor);
+        self.auditors.push(auditor);
     }
 
-    /// Kills the auditor.
-    pub(crate) async fn kill_auditor(&mut self) {
-        self.auditor.take().expect("the auditor runs").kill().await;
+    /// Kills all auditors.
+    pub(crate) async fn kill_auditors(&mut self) {
+        for auditor in self.auditors.drain(..) {
+            auditor.kill().await;
+        }
     }
 
     /// Starts gateway `n`, again where it has ended.
@@ -171,7 +174,12 @@ impl Fleet {
     /// A command of the binary with the fleet's configuration.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(binary());
-        command.args(args).env("WAYBILL_CONFIG", self.config()).envs(SECRETS).env("RUST_LOG", "warn").kill_on_drop(true);
+        command
+            .args(args)
+            .env("WAYBILL_CONFIG", self.config())
+            .envs(SECRETS)
+            .env("RUST_LOG", "warn")
+            .kill_on_drop(true);
         command
     }
 }

@@ -37,6 +37,8 @@ async fn two_gateways_serve_agree_and_follow_the_file() {
     }
     assert!(by_deployment.iter().all(|n| *n > 0), "{by_deployment:?}");
 
+    // Two auditors meet the change; it is one batch.
+    fleet.start_auditor().await;
     fleet.configure(&Plan::of(&["a"]));
     for n in 0..2 {
         let ready = fleet.ready_when(n, revision(2)).await;
@@ -62,13 +64,19 @@ async fn a_gateway_that_starts_while_nats_is_away_serves_by_its_copy_and_reconci
     assert_eq!(served(&fleet.client(0), "s").await, "a/gpt");
     let ready = fleet.ready_when(0, |_| true).await;
     assert_eq!((&ready["ready"], &ready["detail"]["log"]["reachable"]), (&json!(true), &json!(false)), "{ready}");
-    assert_eq!((&ready["detail"]["catalogue"]["source"], ready["detail"]["log"]["lag_facts"].as_u64()), (&json!("copy"), Some(5)));
+    assert_eq!(
+        (&ready["detail"]["catalogue"]["source"], ready["detail"]["log"]["lag_facts"].as_u64()),
+        (&json!("copy"), Some(5))
+    );
 
     fleet.configure(&Plan { members: vec!["priority: 20".to_owned()], ..Plan::of(&["a"]) });
     nats.restart();
     let reconciled = |ready: &Value| revision(2)(ready) && ready["detail"]["log"]["lag_facts"] == 0;
     let ready = fleet.ready_when(0, reconciled).await;
-    assert_eq!((&ready["detail"]["catalogue"]["source"], &ready["detail"]["log"]["reachable"]), (&json!("log"), &json!(true)));
+    assert_eq!(
+        (&ready["detail"]["catalogue"]["source"], &ready["detail"]["log"]["reachable"]),
+        (&json!("log"), &json!(true))
+    );
     fleet.stop_all().await;
     let told = fleet.told().await;
     assert_eq!((told.n_attempts(Class::Success), fleet.upstreams.calls().len()), (2, 2));
@@ -96,7 +104,7 @@ async fn others_serve_on_while_a_gateway_and_the_auditor_are_dead() {
     let nats = Nats::start(&Options::default());
     let mut fleet = Fleet::start(Plan::of(&["a"]), 2, &[nats.url()]).await;
     served(&fleet.client(0), "s").await;
-    fleet.kill_auditor().await;
+    fleet.kill_auditors().await;
     fleet.kill(0).await;
     served(&fleet.client(1), "s").await;
     fleet.restart(0).await;

@@ -67,6 +67,8 @@ pub struct LogSettings {
     pub stream: String,
     /// Replicas asked for.
     pub replicas: u32,
+    /// The most MiB that the stream holds, where it is made here: the servers set them aside.
+    pub mib_max: u32,
 }
 
 /// Where the shared state is.
