@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use waybill_events::jetstream::{self, Flush, Inspection, JetstreamLog, Settings, Standing};
+use waybill_events::jetstream::{self, Flush, Inspection, JetstreamLog, Standing};
 use waybill_schema::config::LogSettings;
 
-use crate::{check, table};
+use crate::{check, logs, table};
 
 /// Where nats-server listens for its monitoring unless told otherwise.
 const MONITORING_PORT: u16 = 8222;
@@ -106,13 +106,12 @@ fn embedded() -> Report {
 }
 
 fn jetstream(log: &LogSettings, monitoring: &[String]) -> anyhow::Result<Report> {
-    // Nothing is made here, so how large a new stream would be does not matter.
-    let LogSettings { nats: servers, stream, replicas } = log.clone();
+    let settings = logs::settings(log);
     let addresses = match monitoring {
-        [] => servers.iter().map(|server| usual_monitoring(server)).collect(),
+        [] => settings.servers.iter().map(|server| usual_monitoring(server)).collect(),
         given => given.to_vec(),
     };
-    let settings = Settings { servers, stream, replicas, bytes_max: u64::MAX };
+    let replicas = settings.replicas;
     let mut log = JetstreamLog::new(settings).context("the log's servers cannot be used")?;
     let inspected = (1..TRIES_MAX).find_map(|_| log.inspect().ok());
     let server = inspected.map_or_else(|| log.inspect(), Ok)?;

@@ -1,7 +1,10 @@
 //! `waybill health`: who cools down or is blocked, until when, and why.
 
+use std::collections::BTreeSet;
+
 use waybill_auditor::health::{self, MemberHealth};
 use waybill_auditor::reading;
+use waybill_projections::fold::Fold;
 use waybill_projections::word::Word;
 use waybill_schema::time::Time;
 
@@ -19,7 +22,11 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let log = data::open_log(&args.data.data)?;
-    let members = health::health(&reading::fold(log.connection())?.state, Time::wall_clock());
+    let Fold { state, rows, .. } = reading::fold(log.connection())?;
+    let mut members = health::health(&state, Time::wall_clock());
+    // The state remembers members that have left the catalogue.
+    let standing: BTreeSet<(&str, u64)> = rows.iter().map(|(key, row)| (key.id.as_str(), row.incarnation)).collect();
+    members.retain(|health| standing.contains(&(health.member.as_str(), health.incarnation)));
     if args.json {
         return table::json(&members);
     }

@@ -1,19 +1,26 @@
 //! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
 
 mod apply;
+mod auditor;
 mod catalogue;
 mod check;
+mod chore;
 mod data;
 mod demo;
 mod doctor;
 mod explain;
+mod follow;
+mod gateway;
 mod health;
 mod logs;
 mod route;
+mod service;
 mod sessions;
 mod simulator;
 mod table;
+mod trail;
 mod up;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,6 +43,10 @@ struct Cli {
 enum Command {
     /// Run everything in one process; without a file, a demo over two simulated providers
     Up(up::Args),
+    /// Run one gateway of many, on a log in NATS JetStream
+    Gateway(gateway::Args),
+    /// Keep the catalogue of many gateways at what a file says
+    Auditor(auditor::Args),
     /// Validate a configuration file: all errors at once, each with its line and field
     Check(check::Args),
     /// Bring the catalogue to a configuration file, and show the difference
@@ -72,6 +83,8 @@ struct DataDir {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Up(args) => up::run(args),
+        Command::Gateway(args) => gateway::run(args),
+        Command::Auditor(args) => auditor::run(args),
         Command::Check(args) => check::run(&args),
         Command::Apply(args) => apply::run(&args),
         Command::Catalogue(args) => catalogue::run(&args),

@@ -17,7 +17,7 @@ use waybill_schema::event::{
 use waybill_schema::id::{AffinityKey, ModelName, RequestId, Revision};
 use waybill_schema::time::Time;
 
-use crate::proxy::Gateway;
+use crate::proxy::{Gateway, Placement};
 use crate::serving::Serving;
 
 /// One request under way.
@@ -126,7 +126,7 @@ impl Flight {
         last_resort: bool,
     ) -> Result<(dispatch::Attempt, Place), Box<(Search, Choice)>> {
         let now = Time::wall_clock();
-        let draw = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
+        let draw = self.draw();
         let (chosen, revision) = self.gateway.ledger.decide(now, |state| {
             let ask = Ask {
                 pool: &self.pool,
@@ -228,6 +228,16 @@ impl Flight {
         self.gateway.metrics.request(self.context.endpoint, landing.outcome, latency_ms);
     }
 
+    fn draw(&self) -> u64 {
+        let random = || select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
+        self.agreed().map_or_else(random, select::rendezvous)
+    }
+
+    /// The affinity key that every gateway draws from.
+    fn agreed(&self) -> Option<&AffinityKey> {
+        self.sticky_key().filter(|_| self.gateway.placement == Placement::Agreed)
+    }
+
     /// S3.11: the first request of a key without a live record claims it. Auxiliary calls bind nothing.
     fn claims(&self, choice: &Choice) -> bool {
         self.sends == 0 && choice.affinity == Affinity::Absent && !self.is_auxiliary()
@@ -245,7 +255,11 @@ impl Flight {
 
     fn selection(&self, place: &Place, reason: Reason, choice: Option<Choice>) -> Selection {
         let first = self.sends == 0;
-        let further = !first && reason == Reason::Draw;
+        let reason = match reason {
+            Reason::Draw if !first => Reason::Next,
+            Reason::Draw if self.agreed().is_some() => Reason::Rendezvous,
+            other => other,
+        };
         Selection {
             request: self.request.clone(),
             attempt: self.sends + 1,
@@ -253,7 +267,7 @@ impl Flight {
             deployment: place.deployment.clone(),
             incarnation: place.incarnation,
             upstream_model: place.upstream_model.clone(),
-            reason: if further { Reason::Next } else { reason },
+            reason,
             claim: false,
             choice,
             context: first.then(|| self.context.clone()),

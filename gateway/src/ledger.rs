@@ -100,6 +100,15 @@ impl Ledger {
         self.write(&mut self.lock());
     }
 
+    /// Brings all that was noted into the spool, and what was lost on record: nothing is recorded after a clean stop.
+    pub fn close(&self, now: Time) {
+        let mut book = self.lock();
+        self.write(&mut book);
+        if let Err(error) = book.spool.declare_lost(now) {
+            tracing::error!(%error, "facts were lost and are not declared");
+        }
+    }
+
     /// Where the writer stands now.
     pub fn standing(&self) -> Standing {
         let mut book = self.lock();

@@ -45,6 +45,17 @@ pub struct Gateway {
     pub metrics: Metrics,
     /// The key of content hashes.
     pub secret: DeploymentSecret,
+    /// How new sessions are placed.
+    pub placement: Placement,
+}
+
+/// How a session without a record is placed among deployments of one tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// By a draw of its own: one gateway sees every record.
+    Drawn,
+    /// By its affinity key, so that gateways which do not see each other's records choose the same.
+    Agreed,
 }
 
 /// A request with its body read and its caller known.

@@ -34,8 +34,6 @@ use crate::refusal::Refusal;
 
 /// How long a client may take to send its request head, in seconds.
 const HEAD_SECONDS: u64 = 30;
-/// How long open requests get to end at shutdown, in seconds.
-pub const DRAIN_SECONDS: u64 = 30;
 
 /// What `/readyz` says.
 #[derive(Clone, Debug)]
@@ -46,36 +44,61 @@ pub struct Readiness {
     pub detail: serde_json::Value,
 }
 
+/// Tells how ready a process is; called at each `/readyz`.
+pub type Ready = Arc<dyn Fn() -> Readiness + Send + Sync>;
+
 /// Everything the door leads to.
 pub struct House {
     /// The data plane.
     pub gateway: Arc<Gateway>,
-    /// Tells how ready the house is; called at each `/readyz`.
-    pub readiness: Arc<dyn Fn() -> Readiness + Send + Sync>,
+    /// Tells how ready the house is.
+    pub readiness: Ready,
 }
 
-/// Serves `listener` until `stop` is ready, then lets open requests end within [`DRAIN_SECONDS`].
-pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output = ()>) {
+/// Serves `listener` until `stop` is ready, then lets open requests end within the time that it gives.
+pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output = Duration>) {
     let door = Arc::new(Door { gateway: house.gateway.clone(), pages: pages(Arc::new(house)) });
+    accept(listener, move |request| lead(door.clone(), request), stop).await;
+}
+
+/// Serves `/healthz` and `/readyz` alone, for a process without a data plane, until `stop` is ready.
+pub async fn serve_health(listener: TcpListener, readiness: Ready, stop: impl Future<Output = Duration>) {
+    let pages: Router = health_pages(readiness);
+    let lead = move |request: Request<Incoming>| {
+        let pages = pages.clone();
+        async move {
+            let Ok(page) = pages.oneshot(request.map(axum::body::Body::new)).await;
+            Ok(page.map(Body::Page))
+        }
+    };
+    accept(listener, lead, stop).await;
+}
+
+async fn accept<F>(
+    listener: TcpListener,
+    lead: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    stop: impl Future<Output = Duration>,
+) where
+    F: Future<Output = Result<Response<Body>, Infallible>> + Send + 'static,
+{
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
-    loop {
+    let drain = loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let door = door.clone();
-                    let lead = service_fn(move |request| lead(door.clone(), request));
+                    let lead = service_fn(lead.clone());
                     connections.spawn(graceful.watch(builder(&stream).serve_connection(TokioIo::new(stream), lead)));
                 }
                 Err(error) => refuse_for_now(&error).await,
             },
             Some(_) = connections.join_next() => {}
-            () = &mut stop => break,
+            drain = &mut stop => break drain,
         }
-    }
+    };
     drop(listener);
-    let drained = tokio::time::timeout(Duration::from_secs(DRAIN_SECONDS), graceful.shutdown()).await;
+    let drained = tokio::time::timeout(drain, graceful.shutdown()).await;
     if drained.is_err() {
         tracing::warn!("open requests were cut off at shutdown");
     }
@@ -145,14 +168,17 @@ fn pages(house: Arc<House>) -> Router {
         .route(EMBEDDINGS, options(preflight))
         .route("/v1/models", get(list_models).options(preflight))
         .route("/v1/models/{*model}", get(one_model).options(preflight))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
         .route("/debug/state-digest", get(state_digest))
         .route("/metrics", get(metrics))
         .route("/", any(|| async { "waybill\n" }))
+        .merge(health_pages(house.readiness.clone()))
         .fallback(nothing_here)
         .method_not_allowed_fallback(no_such_method)
         .with_state(house)
+}
+
+fn health_pages<S: Clone + Send + Sync + 'static>(readiness: Ready) -> Router<S> {
+    Router::new().route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(move || readyz(readiness.clone())))
 }
 
 /// CORS: keys travel in headers the page sets itself, so any origin may ask, and read its session (S3.4).
@@ -196,8 +222,8 @@ async fn no_such_method(headers: HeaderMap) -> Response<axum::body::Body> {
     answer(&headers, Err(Refusal::MethodNotAllowed))
 }
 
-async fn readyz(State(house): State<Arc<House>>) -> Response<axum::body::Body> {
-    let Readiness { ready, detail } = (house.readiness)();
+async fn readyz(readiness: Ready) -> Response<axum::body::Body> {
+    let Readiness { ready, detail } = readiness();
     let mut response = Response::new(full(json!({"ready": ready, "detail": detail}).to_string()));
     *response.status_mut() = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -266,7 +266,7 @@ pub enum Reason {
     Affinity,
     /// The draw fell on it.
     Draw,
-    /// Rendezvous hashing on the affinity key named it, the shared state being away.
+    /// Rendezvous hashing on the affinity key named it, there being no shared state.
     Rendezvous,
     /// The same deployment again after a replayable failure.
     Same,
@@ -289,7 +289,7 @@ pub struct Choice {
     /// Excluded candidates by code, all of them counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub excluded: Vec<ExclusionCount>,
-    /// The draw: 53 random bits.
+    /// The draw: 53 bits, random unless the reason is rendezvous.
     pub draw: u64,
     /// What the affinity record said.
     pub affinity: Affinity,

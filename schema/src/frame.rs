@@ -146,6 +146,20 @@ impl Frame {
         Header::parse(bytes.split(|b| *b == b'\n').next().unwrap_or_default())
     }
 
+    /// The frames that stand in `bytes` one after the other; the last one is an error where it is cut off.
+    pub fn split(bytes: &[u8]) -> impl Iterator<Item = Result<Self, FrameError>> {
+        let mut rest = bytes;
+        std::iter::from_fn(move || {
+            let mut ends = rest.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+            let head = ends.next().unwrap_or(rest.len());
+            let count = Header::parse(rest[..head].trim_ascii_end()).map_or(0, |header| header.count as usize);
+            let end = ends.take(count).last().unwrap_or(head);
+            let (frame, after) = rest.split_at(end);
+            rest = after;
+            (!frame.is_empty()).then(|| Self::parse(frame.to_vec()))
+        })
+    }
+
     /// The fact lines, without their line ends.
     pub fn lines(&self) -> impl Iterator<Item = &[u8]> {
         let body = self.bytes.iter().position(|b| *b == b'\n').map_or(&[][..], |end| &self.bytes[end + 1..]);

@@ -350,7 +350,6 @@ fn settings_that_change_nothing_yet_are_named() {
         good(text, variables).warnings.into_iter().map(|warning| (warning.line, warning.field)).collect()
     };
     let expected = [
-        (8, "log"),
         (9, "state"),
         (10, "usage"),
         (22, "health.breaker"),

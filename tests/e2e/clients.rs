@@ -94,7 +94,7 @@ fn home(world: &World, name: &str, turns: &[Value]) -> &'static str {
 /// Where the calls whose body has `mark` in it went, in their order.
 fn the_one_upstream(world: &World, mark: &str) -> (&'static str, Vec<Call>) {
     let mut served: Vec<(&str, Vec<Call>)> = Vec::new();
-    for (name, upstream) in NAMES.into_iter().zip(&world.upstreams) {
+    for (name, upstream) in NAMES.into_iter().zip(world.upstreams.iter()) {
         let marked = |call: &Call| String::from_utf8_lossy(&call.body).contains(mark);
         let calls: Vec<Call> = upstream.calls().into_iter().filter(marked).collect();
         if !calls.is_empty() {
@@ -163,7 +163,7 @@ async fn a_stream_that_is_cut_after_output_raises_in_the_anthropic_sdk() {
 /// Per case: what is raised, and the last event before it. Each case is one upstream call: nothing was tried again.
 async fn check_cuts(sdk: Sdk, rows: &[(&str, &str, &str)]) {
     let world = world(CacheModel::Off).await;
-    for upstream in &world.upstreams {
+    for upstream in world.upstreams.iter() {
         // The second piece of text is the last thing written.
         for (endpoint, events) in [(Endpoint::Chat, 3), (Endpoint::Responses, 6), (Endpoint::Messages, 5)] {
             upstream.push(Step::new([Action::CutAfterEvents { events }]).on(endpoint).standing());

@@ -97,7 +97,7 @@ async fn a_callers_mistake_passes_unchanged_and_costs_nothing() {
     let mut world = World::start(Plan::of(&["a", "b"]).settings(settings)).await;
     let client = world.client();
     let words = r#"{"error" : {"message":"messages.0: \u00e9 odd","type":"invalid_request_error","param":"messages","code":null}}"#;
-    for upstream in &world.upstreams {
+    for upstream in world.upstreams.iter() {
         let does = Action::Status { status: 400, headers: Default::default(), body: json!(words) };
         upstream.push(Step::new([does]).times(100));
     }
@@ -317,7 +317,7 @@ async fn all_cooling_is_said_truthfully() {
 async fn a_request_ends_within_its_time() {
     let settings = "retry: { backoff_ms: 1, max_attempts: 1, timeout_seconds: 2 }\nhealth: { enabled: false }\n";
     let world = World::start(Plan::of(&["a", "b"]).settings(settings)).await;
-    for upstream in &world.upstreams {
+    for upstream in world.upstreams.iter() {
         upstream.push(Step::new([Action::DelayHead { ms: 1500 }, Action::status(503)]).standing());
     }
     let client = world.client();

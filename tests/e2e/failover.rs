@@ -80,7 +80,7 @@ async fn sends_are_bounded_exactly() {
     ] {
         let settings = format!("retry: {{ backoff_ms: 1, {retry} }}\nhealth: {{ enabled: false }}\n");
         let world = World::start(tiers(&["a", "b", "c", "d"]).settings(&settings)).await;
-        for upstream in &world.upstreams {
+        for upstream in world.upstreams.iter() {
             upstream.push(Step::new([Action::status(503)]).standing());
         }
         let answer = world.client().post(CHAT.path, &[], &CHAT.body("Hello", false)).await;
@@ -98,7 +98,7 @@ async fn failures_never_move_a_session() {
     let client = world.client();
     for session in ["s-1", "s-2", "s-3", "s-4"] {
         let pinned = served(&client, CHAT, session).await;
-        for upstream in &world.upstreams {
+        for upstream in world.upstreams.iter() {
             upstream.push(Step::new([Action::status(503)]).times(2));
         }
         let answer = client.post(CHAT.path, &[("x-session-id", session)], &CHAT.body("Hello", true)).await;

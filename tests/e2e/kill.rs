@@ -100,7 +100,7 @@ impl Load {
             _ => return,
         };
         let when = When { session: Some(session.to_owned()), ..When::default() };
-        for upstream in &self.upstreams {
+        for upstream in self.upstreams.iter() {
             upstream.push(Step::new([does.clone()]).when(when.clone()).times(times));
         }
     }

@@ -28,9 +28,14 @@ pub(crate) struct Told {
 
 /// Reads and folds the log in the data folder `data`, and checks that it is whole: sums, chains, numbers, lines.
 pub(crate) fn told(data: &Path) -> Told {
+    told_of(&mut open(data))
+}
+
+/// Reads and folds `log`, and checks that it is whole.
+pub(crate) fn told_of(log: &mut dyn Log) -> Told {
     let (mut chains, mut fold) = (Chains::default(), Fold::default());
     let (mut head, mut facts, mut rows) = (Seq::START, Vec::new(), Vec::new());
-    for frame in frames_after(data, Seq::START) {
+    for frame in log.read(Seq::START, FRAMES_MAX).expect("the log can be read") {
         head = frame.seq;
         let header = sealed(&frame);
         assert_eq!(chains.follow(&header), Ok(()), "frame {head}");
@@ -60,8 +65,11 @@ fn sealed(frame: &StoredFrame) -> Header {
 }
 
 fn frames_after(data: &Path, head: Seq) -> Vec<StoredFrame> {
-    let mut log = SqliteLog::open_read_only(&data.join("waybill.db")).expect("the log can be read");
-    log.read(head, FRAMES_MAX).expect("the log can be read")
+    open(data).read(head, FRAMES_MAX).expect("the log can be read")
+}
+
+fn open(data: &Path) -> SqliteLog {
+    SqliteLog::open_read_only(&data.join("waybill.db")).expect("the log can be read")
 }
 
 impl Told {

@@ -2,9 +2,12 @@
 
 mod client;
 mod dialect;
+mod fleet;
 mod log;
+mod process;
 mod program;
 mod said;
+mod upstreams;
 mod wiretap;
 mod world;
 
@@ -17,8 +20,10 @@ mod death;
 mod doctor;
 mod errors;
 mod failover;
+mod follow;
 mod identity;
 mod kill;
+mod processes;
 mod readme;
 mod redecide;
 mod secrets;

@@ -29,7 +29,7 @@ async fn no_secret_and_no_content_rests_anywhere() {
     world.restart_talkative(File::create(&said).expect("a file can be made")).await;
 
     for stream in [false, true] {
-        for upstream in &world.upstreams {
+        for upstream in world.upstreams.iter() {
             upstream.push(Step::new([Action::Reply(Reply::text("a-secret-answer"))]));
         }
         let body = json!({
@@ -39,13 +39,13 @@ async fn no_secret_and_no_content_rests_anywhere() {
         let answer = world.client().post("/v1/chat/completions", &[("cookie", "id=secret-cookie")], &body).await;
         assert_eq!((answer.status.as_u16(), answer.text().contains("a-secret-answer")), (200, true));
         // The answer of the first upstream was taken from one of the two.
-        for upstream in &world.upstreams {
+        for upstream in world.upstreams.iter() {
             upstream.apply(waybill_simulator::Control { clear_steps: true, ..Default::default() });
         }
     }
     let unnamed = json!({"model": "gpt", "messages": [{"role": "user", "content": "my-secret-question"}]});
     assert_eq!(world.client().post("/v1/chat/completions", &[], &unnamed).await.status, 200);
-    for upstream in &world.upstreams {
+    for upstream in world.upstreams.iter() {
         let failure = Action::Status {
             status: 500,
             headers: Default::default(),

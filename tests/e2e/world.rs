@@ -2,17 +2,19 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
-use waybill_simulator::{Call, Running, Settings, Simulator};
+use tokio::process::Command;
+use waybill_simulator::{Call, Running, Settings};
 
 use crate::client::Client;
+use crate::process::Process;
+pub(crate) use crate::process::binary;
+use crate::upstreams::Upstreams;
 
 /// How long anything that must happen may take before a test gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,21 +22,20 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const KEY: &str = "sk-world";
 
 /// The environment of the binary.
-const SECRETS: [(&str, &str); 4] =
-    [("TESTER_KEY", KEY), ("OTHER_KEY", "sk-other"), ("BOTH_KEY", "sk-both"), ("UPSTREAM_KEY", "sk-upstream")];
+pub(crate) const SECRETS: [(&str, &str); 5] = [
+    ("TESTER_KEY", KEY),
+    ("OTHER_KEY", "sk-other"),
+    ("BOTH_KEY", "sk-both"),
+    ("UPSTREAM_KEY", "sk-upstream"),
+    ("DEPLOYMENT_SECRET", "a secret of all gateways"),
+];
 
 /// A running gateway and its upstreams.
 pub(crate) struct World {
     pub(crate) folder: TempDir,
-    pub(crate) upstreams: Vec<Running>,
-    names: Vec<String>,
+    pub(crate) upstreams: Upstreams,
     config: PathBuf,
     gateway: Option<Process>,
-}
-
-struct Process {
-    child: Child,
-    addr: SocketAddr,
 }
 
 /// What a world is made of.
@@ -79,7 +80,8 @@ impl Plan {
         Self { settings: settings.to_owned(), ..self }
     }
 
-    fn yaml(&self, upstreams: &[Running]) -> String {
+    /// The configuration's text over these upstreams.
+    pub(crate) fn yaml(&self, upstreams: &[Running]) -> String {
         let mut channels = String::new();
         let mut members = String::new();
         for ((settings, running), member) in self.upstreams.iter().zip(upstreams).zip(&self.members) {
@@ -109,14 +111,10 @@ impl Plan {
 impl World {
     /// Starts the upstreams, writes the configuration and starts the gateway.
     pub(crate) async fn start(plan: Plan) -> Self {
-        let mut upstreams = Vec::new();
-        let names = plan.upstreams.iter().map(|settings| settings.name.clone()).collect();
-        for settings in &plan.upstreams {
-            upstreams.push(Simulator::start(settings.clone()).await.expect("an upstream starts"));
-        }
+        let upstreams = Upstreams::start(&plan).await;
         let folder = TempDir::new().expect("a temporary folder can be made");
         let config = folder.path().join("waybill.yaml");
-        let mut world = Self { folder, upstreams, names, config, gateway: None };
+        let mut world = Self { folder, upstreams, config, gateway: None };
         world.configure(&plan);
         world.restart().await;
         world
@@ -129,40 +127,22 @@ impl World {
 
     /// Starts the gateway, again after a kill.
     pub(crate) async fn restart(&mut self) {
-        let child = self.spawn();
-        self.meet(child).await;
+        self.gateway = Some(Process::start(&mut self.command_up()).await);
     }
 
     /// Starts the gateway so that it writes all it has to say about itself to `file`.
     pub(crate) async fn restart_talkative(&mut self, file: File) {
-        let child = self.command_up().env("RUST_LOG", "trace").stderr(file).spawn();
-        self.meet(child.expect("the gateway starts")).await;
-    }
-
-    async fn meet(&mut self, mut child: Child) {
-        let stdout = child.stdout.take().expect("stdout is piped");
-        let mut lines = BufReader::new(stdout).lines();
-        let addr = loop {
-            let line = lines.next_line().await.expect("the gateway's output can be read");
-            let line = line.expect("the gateway says where it listens before it ends");
-            if let Some(addr) = line.strip_prefix("waybill is up at http://") {
-                break addr.parse().expect("the gateway names its address");
-            }
-        };
-        self.gateway = Some(Process { child, addr });
+        let mut command = self.command_up();
+        self.gateway = Some(Process::start(command.env("RUST_LOG", "trace").stderr(file)).await);
     }
 
     /// Starts the gateway and kills it after so many looks at its spool (some microseconds each), ready or not.
     pub(crate) async fn kill_while_it_starts(&self, n_looks: u64) {
-        let mut child = self.spawn();
+        let mut child = self.command_up().stdout(Stdio::piped()).spawn().expect("the gateway starts");
         for _ in 0..n_looks {
             std::fs::read_dir(self.data().join("spool")).expect("the spool stays where it is");
         }
         child.kill().await.expect("the gateway can be killed");
-    }
-
-    fn spawn(&self) -> Child {
-        self.command_up().spawn().expect("the gateway starts")
     }
 
     fn command_up(&self) -> Command {
@@ -174,15 +154,13 @@ impl World {
             .arg(self.data())
             .envs(SECRETS)
             .env("RUST_LOG", "warn")
-            .stdout(Stdio::piped())
             .kill_on_drop(true);
         command
     }
 
     /// Kills the gateway where it stands.
     pub(crate) async fn kill(&mut self) {
-        let mut process = self.gateway.take().expect("the gateway runs");
-        process.child.kill().await.expect("the gateway can be killed");
+        self.gateway.take().expect("the gateway runs").kill().await;
     }
 
     /// Ends the gateway as an operator would, so that all its facts are in the log.
@@ -193,16 +171,13 @@ impl World {
 
     /// Asks the gateway to end, as an operator would.
     pub(crate) async fn ask_to_stop(&self) {
-        let process = self.gateway.as_ref().expect("the gateway runs");
-        let pid = process.child.id().expect("the gateway runs").to_string();
-        let asked = Command::new("kill").args(["-TERM", &pid]).status().await.expect("kill runs");
-        assert!(asked.success());
+        self.gateway.as_ref().expect("the gateway runs").signal("TERM").await;
     }
 
     /// Waits for the end of a gateway that was asked to.
     pub(crate) async fn stopped(&mut self) {
         let mut process = self.gateway.take().expect("the gateway runs");
-        let ended = process.child.wait().await.expect("the gateway ends");
+        let ended = process.ended().await;
         assert!(ended.success(), "the gateway ended with {ended}");
     }
 
@@ -248,32 +223,17 @@ impl World {
 
     /// Waits until `holds` is true of the calls of all upstreams together.
     pub(crate) async fn calls_until(&self, holds: impl Fn(&[Call]) -> bool) -> Vec<Call> {
-        let held = async {
-            loop {
-                let logs: Vec<Vec<Call>> = self.upstreams.iter().map(|upstream| upstream.calls()).collect();
-                let calls = logs.concat();
-                if holds(&calls) {
-                    return calls;
-                }
-                let moved = self.upstreams.iter().zip(&logs).map(|(upstream, log)| {
-                    let seen = progress(log);
-                    Box::pin(upstream.wait_for(move |calls| progress(calls) != seen))
-                });
-                futures_util::future::select_all(moved).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, held).await.expect("the upstreams are called")
+        self.upstreams.calls_until(holds).await
     }
 
     /// An upstream, by its name.
     pub(crate) fn upstream(&self, name: &str) -> &Running {
-        let named = self.names.iter().zip(&self.upstreams).find(|(known, _)| *known == name);
-        named.expect("the plan names it").1
+        self.upstreams.named(name)
     }
 
     /// The calls of all upstreams.
     pub(crate) fn calls(&self) -> Vec<Call> {
-        self.upstreams.iter().flat_map(|upstream| upstream.calls()).collect()
+        self.upstreams.calls()
     }
 
     /// Holds the log as another process that writes to it would, until the connection is dropped.
@@ -341,18 +301,4 @@ impl World {
     pub(crate) fn config(&self) -> &str {
         self.config.to_str().expect("a temporary folder has a plain name")
     }
-}
-
-/// How far calls have come: how many there are, the events they have written, and how many have ended.
-fn progress(calls: &[Call]) -> (usize, u32, usize) {
-    let events = calls.iter().map(|call| call.events).sum();
-    (calls.len(), events, calls.iter().filter(|call| call.end.is_some()).count())
-}
-
-/// The binary under test: built by `make test` beside the test binaries.
-pub(crate) fn binary() -> PathBuf {
-    let tests = std::env::current_exe().expect("a test knows its own file");
-    let binary = tests.parent().and_then(Path::parent).expect("tests lie in deps/").join("waybill");
-    assert!(binary.exists(), "{} is missing: run `make test`, or `cargo build -p waybill` first", binary.display());
-    binary
 }

@@ -10,7 +10,7 @@ use waybill_schema::catalogue::{Place, Pool, Status};
 use waybill_schema::event::{
     Affinity, AffinityRead, Candidate, Choice, Endpoint, Exclusion, ExclusionCount, Reason, Sticky,
 };
-use waybill_schema::id::{DeploymentId, ModelName};
+use waybill_schema::id::{AffinityKey, DeploymentId, ModelName};
 use waybill_schema::time::Time;
 
 use crate::state::State;
@@ -27,7 +27,7 @@ pub struct Moment<'a> {
     pub state: &'a State,
     /// The time.
     pub now: Time,
-    /// [`DRAW_BITS`] random bits.
+    /// [`DRAW_BITS`] random bits, or those of [`rendezvous`].
     pub draw: u64,
 }
 
@@ -55,6 +55,13 @@ pub struct Ask<'a> {
 /// Cuts random bits to a draw.
 pub fn draw(random: u64) -> u64 {
     random & ((1 << DRAW_BITS) - 1)
+}
+
+/// The draw that all gateways make for an affinity key: where they have no shared state, they agree by it on where a new
+/// session goes. [`DRAW_BITS`] of SHA-256 of the key.
+pub fn rendezvous(key: &AffinityKey) -> u64 {
+    let digest = Sha256::digest(key.as_str());
+    draw(u64::from_be_bytes(digest[..8].try_into().expect("a SHA-256 digest has 32 bytes")))
 }
 
 /// Gathers what the choice depends on, the candidate to be chosen first: so what is cut off changes no decision.

@@ -3,14 +3,15 @@
 //! [`State::apply`] is the only way it changes. It reads no clock and no configuration: deadlines come from a fact's
 //! own time, thresholds from the fact. The same facts in the same order give the same state and the same digest, so a
 //! gateway that applies its own facts as it records them stands where a fresh fold of the log would.
+//!
+//! Batches of the catalogue change nothing here. A gateway follows them some moments after they were stored, so it could
+//! not apply them in the log's order among its own facts; the incarnation that every fact about a member carries keeps a
+//! member that was deleted and made again apart from the one before (docs/adr/0027).
 
 use std::collections::{BTreeMap, HashMap};
 
 use sha2::{Digest, Sha256};
-use waybill_schema::catalogue::RowKind;
-use waybill_schema::event::{
-    Act, Attempt, Batch, Class, Effect, Event, Fact, Operator, Preference, Selection, Thresholds,
-};
+use waybill_schema::event::{Act, Attempt, Class, Effect, Event, Fact, Operator, Preference, Selection, Thresholds};
 use waybill_schema::id::{AffinityKey, DeploymentId, GroupId, MemberId, ModelName, Revision};
 use waybill_schema::time::Time;
 
@@ -113,7 +114,8 @@ pub struct State {
     /// Keys by their place in the order of renewal, the longest not renewed first.
     renewals: BTreeMap<u64, AffinityKey>,
     next_renewal: u64,
-    health: BTreeMap<MemberId, Health>,
+    /// By incarnation: one takes nothing from another.
+    health: BTreeMap<MemberId, BTreeMap<u64, Health>>,
 }
 
 impl Default for State {
@@ -141,12 +143,12 @@ impl State {
 
     /// The health of a member's `incarnation`; absent where nothing is on record.
     pub fn health(&self, member: &MemberId, incarnation: u64) -> Option<&Health> {
-        self.health.get(member).filter(|health| health.incarnation == incarnation)
+        self.health.get(member)?.get(&incarnation)
     }
 
-    /// The health of every member on record.
+    /// The health of every incarnation of every member on record, of those that are deleted by now, too.
     pub fn members(&self) -> impl Iterator<Item = (&MemberId, &Health)> {
-        self.health.iter()
+        self.health.iter().flat_map(|(member, incarnations)| incarnations.values().map(move |health| (member, health)))
     }
 
     /// Folds one fact.
@@ -166,10 +168,10 @@ impl State {
                 self.affect(&probe.member, probe.incarnation, &effect, fact.at);
             }
             Event::Operator(operator) => self.operate(operator),
-            Event::Catalogue(batch) => self.forget_deleted(batch),
             Event::Started(_)
             | Event::Alive(_)
             | Event::Request(_)
+            | Event::Catalogue(_)
             | Event::Ownership(_)
             | Event::Models(_)
             | Event::Dropped(_)
@@ -184,7 +186,7 @@ impl State {
         for (key, record) in self.records() {
             writeln!(text, "{key:?} {record:?}").expect("a string takes every write");
         }
-        for (member, health) in &self.health {
+        for (member, health) in self.members() {
             writeln!(text, "{member:?} {health:?}").expect("a string takes every write");
         }
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -292,13 +294,9 @@ impl State {
         if effected.effect == Effect::None {
             return;
         }
-        let health = self.health.entry(member.clone()).or_insert_with(|| Health { incarnation, ..Health::default() });
-        if health.incarnation < incarnation {
-            *health = Health { incarnation, ..Health::default() };
-        }
-        if health.incarnation == incarnation {
-            health.affect(effected, at);
-        }
+        let incarnations = self.health.entry(member.clone()).or_default();
+        let health = incarnations.entry(incarnation).or_insert_with(|| Health { incarnation, ..Health::default() });
+        health.affect(effected, at);
     }
 
     fn operate(&mut self, operator: &Operator) {
@@ -310,12 +308,6 @@ impl State {
                 }
             }
             Act::Disable | Act::Enable => {}
-        }
-    }
-
-    fn forget_deleted(&mut self, batch: &Batch) {
-        for op in batch.ops.iter().filter(|op| op.row.kind == RowKind::Member && op.after.is_none()) {
-            self.health.remove(op.row.id.as_str());
         }
     }
 }

@@ -24,6 +24,8 @@ use crate::secret::SecretRef;
 pub struct Config {
     /// Where to listen, `host:port`.
     pub listen: String,
+    /// How long open requests get to end when the gateway is asked to stop, in seconds.
+    pub drain_seconds: u32,
     /// The bearer token of the admin interface.
     pub admin_token: Option<SecretRef>,
     /// The key of all content hashes; absent only when embedded, where it is made on first start.
@@ -65,6 +67,8 @@ pub struct LogSettings {
     pub stream: String,
     /// Replicas asked for.
     pub replicas: u32,
+    /// The most MiB that the stream holds, where it is made here: the servers set them aside.
+    pub mib_max: u32,
 }
 
 /// Where the shared state is.

@@ -1,5 +1,7 @@
 //! From text to [`Config`]: the sections in order, what holds between them, and what is not in force yet.
 
+use std::ops::RangeInclusive;
+
 use super::fields::Fields;
 use super::names::Names;
 use super::reader::{Reader, Spot};
@@ -9,10 +11,12 @@ use super::{Config, Problem, settings, value};
 use crate::catalogue::Row;
 use crate::secret::sum128;
 
+/// An hour is longer than any request may take.
+const DRAIN_SECONDS: RangeInclusive<u32> = 0..=3600;
+
 /// Settings that are read and checked but change nothing in this version; whoever brings one into force takes its line
 /// out. A line stands for everything under it; `[]` is any element.
-const NOT_IN_FORCE: [&str; 17] = [
-    "log",
+const NOT_IN_FORCE: [&str; 16] = [
     "state",
     "usage",
     "routing.latency_aware",
@@ -71,6 +75,7 @@ fn config<'a>(reader: &'a Reader<'a>, root: &'a Node) -> Config {
     let listen = fields.field("listen").read(|text| value::listen(text).map(str::to_owned));
     let config = Config {
         listen: listen.unwrap_or("127.0.0.1:4000".to_owned()),
+        drain_seconds: fields.field("drain_seconds").number(DRAIN_SECONDS, 30),
         admin_token: fields.field("admin_token").secret(),
         deployment_secret: deployment_secret.secret(),
         log,

@@ -54,6 +54,9 @@ const STABLE_FIRST: RangeInclusive<u32> = 1..=1_000_000;
 /// Replicas of a stream: JetStream keeps five at most.
 const REPLICAS: RangeInclusive<u32> = 1..=5;
 
+/// MiB of a stream: from a small test to 16 TiB.
+const STREAM_MIB: RangeInclusive<u32> = 1..=16 << 20;
+
 const STICKY_MODES: [(&str, StickyMode); 2] =
     [("session", StickyMode::Session), ("conversation_preferred", StickyMode::ConversationPreferred)];
 
@@ -69,6 +72,7 @@ pub(super) fn log(field: Field<'_>) -> Option<LogSettings> {
         nats: nats(servers.required()),
         stream: log.field("stream").read(|text| value::id(text).map(str::to_owned)).unwrap_or("WAYBILL".to_owned()),
         replicas: log.field("replicas").number(REPLICAS, 1),
+        mib_max: log.field("mib_max").number(STREAM_MIB, 10 << 10),
     })
 }
 
