@@ -1,4 +1,5 @@
-//! The catalogue in the log: what it holds ([`history`]), the next batch ([`desk`]), and batches taken back ([`undo`]).
+//! The catalogue in the log: what it holds ([`mod@history`]), the next batch ([`desk`]), batches taken back
+//! ([`mod@undo`]).
 //!
 //! All auditors share one writer, ordered by expected sequence alone.
 

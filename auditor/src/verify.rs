@@ -1,16 +1,16 @@
 //! Verify: whether the log is whole, and whether every writer kept its promises.
 
-use rusqlite::Connection;
 use serde::Serialize;
+use waybill_events::log::{Log, ReadError, Seq, StoredFrame};
 use waybill_projections::chain::Chains;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
 use waybill_schema::frame::Frame;
 
-use crate::reading;
-
 /// At most this many findings are listed; all are counted.
 pub const FINDINGS_MAX: usize = 100;
+/// Frames read at once.
+const READ_FRAMES_MAX: usize = 256;
 
 /// What a look at every frame and fact found.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize)]
@@ -30,16 +30,34 @@ pub struct Verified {
 }
 
 /// Checks every frame's sum, every writer's chain and numbers, every line and every batch of the log.
-pub fn verify(connection: &Connection) -> Result<Verified, rusqlite::Error> {
-    let mut verified = Verified::default();
-    let (mut chains, mut fold, mut rows) = (Chains::default(), Fold::default(), Vec::new());
-    reading::frames(connection, "ORDER BY seq", [], |stored| {
+pub fn verify(log: &mut dyn Log) -> Result<Verified, ReadError> {
+    let mut look = Look::default();
+    let mut after = Seq::START;
+    loop {
+        let frames = log.read(after, READ_FRAMES_MAX)?;
+        let Some(newest) = frames.last() else { return Ok(look.conclude()) };
+        after = newest.seq;
+        frames.into_iter().for_each(|frame| look.at(frame));
+    }
+}
+
+/// What is carried from frame to frame.
+#[derive(Default)]
+struct Look {
+    verified: Verified,
+    chains: Chains,
+    fold: Fold,
+}
+
+impl Look {
+    fn at(&mut self, stored: StoredFrame) {
+        let Self { verified, chains, fold } = self;
         verified.n_frames += 1;
-        let seq = stored.seq;
+        let (seq, mut rows) = (stored.seq, Vec::new());
         if let Err(error) = Frame::parse(stored.bytes.clone()) {
             verified.finds(format!("frame {seq}: {error}"));
         }
-        let Ok(header) = read::header(&stored.bytes) else { return Ok(()) };
+        let Ok(header) = read::header(&stored.bytes) else { return };
         if let Err(broken) = chains.follow(&header) {
             verified.finds(format!("frame {seq} does not continue the chain of `{}`: {broken:?}", header.writer));
         }
@@ -53,11 +71,13 @@ pub fn verify(connection: &Connection) -> Result<Verified, rusqlite::Error> {
                 }
             }
         }
-        rows.clear();
-        Ok::<_, rusqlite::Error>(())
-    })?;
-    verified.conclude(&fold);
-    Ok(verified)
+    }
+
+    fn conclude(self) -> Verified {
+        let Self { mut verified, fold, .. } = self;
+        verified.conclude(&fold);
+        verified
+    }
 }
 
 impl Verified {

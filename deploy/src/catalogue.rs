@@ -58,7 +58,7 @@ struct Place {
 #[derive(clap::Args, Debug)]
 pub(crate) struct Hand {
     /// Who makes the change, as the catalogue's log will name them
-    #[arg(long, env = "USER", default_value = "operator", value_parser = line)]
+    #[arg(long, env = "USER", hide_env_values = true, default_value = "operator", value_parser = line)]
     pub(crate) actor: String,
     /// Why, as the catalogue's log will say
     #[arg(long, value_parser = line)]

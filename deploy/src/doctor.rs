@@ -11,6 +11,8 @@ use crate::{check, logs, table};
 
 /// Where nats-server listens for its monitoring unless told otherwise.
 const MONITORING_PORT: u16 = 8222;
+/// How often the log is asked: each time waits half a second for a connection, which may take longer over far TLS.
+const TRIES_MAX: usize = 6;
 /// What nats-server does unless told otherwise, for those who cannot see it.
 const UNSEEN: &str = "sync_interval cannot be seen (nats-server's own default is two minutes)";
 
@@ -110,7 +112,9 @@ fn jetstream(log: &LogSettings, monitoring: &[String]) -> anyhow::Result<Report>
         given => given.to_vec(),
     };
     let replicas = settings.replicas;
-    let server = JetstreamLog::new(settings).context("the log's servers cannot be used")?.inspect()?;
+    let mut log = JetstreamLog::new(settings).context("the log's servers cannot be used")?;
+    let inspected = (1..TRIES_MAX).find_map(|_| log.inspect().ok());
+    let server = inspected.map_or_else(|| log.inspect(), Ok)?;
     let flush: Vec<Seen> = addresses.into_iter().map(seen).collect();
     let replicas = server.stream.as_ref().map_or(replicas, |stream| stream.replicas);
     let survives = verdict(replicas, flushing(&flush));

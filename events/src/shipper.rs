@@ -24,7 +24,7 @@ use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
 use crate::log::{AppendError, Cause, Last, Log, Seq};
-use crate::spool::{Gauge, Reader, SpoolError, Stop, Stopper, Waiting, Wake};
+use crate::spool::{FindError, Gauge, Orphans, Reader, SpoolError, Stop, Stopper, Waiting, Wake};
 
 /// How long facts may gather between two appends.
 pub const GATHER: Duration = Duration::from_millis(50);
@@ -252,12 +252,29 @@ impl Shipping {
         {
             return Err(End::Fenced(last.epoch()));
         }
+        if let Some(last) = &last
+            && self.has_orphans()?
+        {
+            tracing::error!("the log will not take facts of the spool as they are: the next start records them again");
+            return Err(End::Fenced(last.epoch()));
+        }
         match self.reader.mark().map(|mark| Found::of(last.as_ref(), mark)) {
             None | Some(Found::Known | Found::Newer) => self.go_on_behind(last),
             Some(Found::Older) => self.send_again(last)?,
             Some(Found::Other) => return Err(diverged()),
         }
         Ok(())
+    }
+
+    /// Whether facts would be passed over that the log does not have: the start was made without asking it.
+    fn has_orphans(&mut self) -> Result<bool, End> {
+        loop {
+            match Orphans::find(&self.reader, &mut *self.log, &self.writer) {
+                Ok(orphans) => return Ok(!orphans.is_empty()),
+                Err(FindError::Log(error)) => self.back_off(&error)?,
+                Err(FindError::Spool(error)) => return Err(error.into()),
+            }
+        }
     }
 
     fn go_on_behind(&mut self, last: Option<Last>) {

@@ -12,6 +12,7 @@
 //! names the last acknowledged fact (ADR 24).
 
 mod mark;
+mod orphans;
 mod reader;
 mod segment;
 mod state;
@@ -24,11 +25,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_schema::event::{Dropped, Epoch, Event};
-use waybill_schema::frame::Body;
+use waybill_schema::frame::{Body, renumber};
 use waybill_schema::time::Time;
 
 use crate::log::Last;
 use mark::MarkFile;
+pub use orphans::{AdoptError, FindError, Orphans};
 pub use reader::{Batch, Missing, Reader, Wake};
 use segment::{Name, Rest};
 pub use state::Waiting;
@@ -260,6 +262,16 @@ impl Spool {
         }
         self.lost = None;
         Ok(())
+    }
+
+    /// Records facts of an earlier epoch once more, beyond the spool's bound if need be. After an error no number is used.
+    fn append_again(&mut self, lines: &[&[u8]], made: Time) -> Result<(), AppendError> {
+        let number = self.current.as_ref().ok_or(AppendError::NoEpoch)?.number;
+        segment::start_record(&mut self.buffer);
+        for (number, line) in (number + 1..).zip(lines) {
+            renumber(line, number, &mut self.buffer).expect("a line whose head was read is well formed");
+        }
+        self.write(number + 1..=number + lines.len() as u64, made, u64::MAX)
     }
 
     /// The last number given out in this epoch; 0 before the first.

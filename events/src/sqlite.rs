@@ -5,18 +5,24 @@
 //! The file has no clock but its writer's, so a frame is stored when it was sent, and a fact happened when it was made:
 //! the state that the writer folds as it records stands at the same times as every fold of the log.
 //!
+//! Frames of more than [`PLAIN_BYTES_MAX`] rest compressed: their facts repeat each other's names, so they shrink to a
+//! tenth, and with them what is written to the WAL, moved into the file and read at a start (ADR 28).
+//!
 //! WAL with `synchronous = NORMAL`: a commit survives the end of the process at any moment. A power cut may cost the
 //! last commits; frames that the spool still holds are then sent again, and those it has let go are a break in the
 //! writer's chain that is noticed.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::time::Duration;
 
+use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use waybill_schema::frame::{Frame, Header};
 use waybill_schema::id::WriterId;
 use waybill_schema::store::SQLITE_MIGRATIONS;
 use waybill_schema::time::Time;
+use zstd::bulk::Compressor;
 
 use crate::log::{AppendError, Appended, Last, Log, ReadError, Seq, StoredFrame};
 
@@ -24,6 +30,14 @@ use crate::log::{AppendError, Appended, Last, Log, ReadError, Seq, StoredFrame};
 const PAGE_BYTES: u32 = 16 << 10;
 /// Pages in the write-ahead log (64 MiB of them) after which they are moved into the file, which waits for the disk.
 const WAL_PAGES: u32 = 4 << 10;
+/// A frame of at most so many bytes rests as its own text, for people with nothing but SQLite.
+pub const PLAIN_BYTES_MAX: usize = 4 << 10;
+/// What a compressed frame begins with (RFC 8878, section 3.1.1); a frame's own text begins with `{`.
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The fastest of zstd's usual levels: at level 3 frames are hardly smaller and cost twice as much.
+const ZSTD_LEVEL: i32 = 1;
+/// No frame is larger when it is unpacked: one fact fills a record of the spool at most.
+const FRAME_BYTES_MAX: usize = 2 * crate::spool::RECORD_BYTES_MAX;
 /// How long a statement waits for another process that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -42,12 +56,16 @@ pub enum OpenError {
     /// Its tables cannot be brought to this program's version.
     #[error("cannot migrate the log's file")]
     Migrate(#[from] refinery::Error),
+    /// There is no memory to compress with.
+    #[error("cannot make ready to compress frames")]
+    Compress(#[source] std::io::Error),
 }
 
 /// The log in a SQLite file.
 pub struct SqliteLog {
     connection: Connection,
     fold: Fold,
+    packer: Compressor<'static>,
 }
 
 impl SqliteLog {
@@ -60,7 +78,7 @@ impl SqliteLog {
         connection.pragma_update(None, "wal_autocheckpoint", WAL_PAGES)?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         migrate(&mut connection)?;
-        Ok(Self { connection, fold })
+        Self::over(connection, fold)
     }
 
     /// Opens the log at `path` for reading beside the process that writes it; an append is refused.
@@ -68,7 +86,11 @@ impl SqliteLog {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
-        Ok(Self { connection, fold: Box::new(|_, _| Ok(())) })
+        Self::over(connection, Box::new(|_, _| Ok(())))
+    }
+
+    fn over(connection: Connection, fold: Fold) -> Result<Self, OpenError> {
+        Ok(Self { connection, fold, packer: Compressor::new(ZSTD_LEVEL).map_err(OpenError::Compress)? })
     }
 
     /// The connection, for queries over the rows that are folded beside the log.
@@ -94,7 +116,8 @@ impl Log for SqliteLog {
         }
         let mut appended = Vec::with_capacity(frames.len());
         for frame in frames {
-            let stored = insert(&transaction, frame, sent).map_err(failed)?;
+            let seq = insert(&transaction, frame, &mut self.packer, sent)?;
+            let stored = StoredFrame { seq, stored: sent, sent, bytes: frame.bytes.clone() };
             (self.fold)(&transaction, &stored).map_err(failed)?;
             appended.push(Appended { seq: stored.seq });
         }
@@ -105,7 +128,7 @@ impl Log for SqliteLog {
     fn last(&mut self, writer: &WriterId) -> Result<Option<Last>, ReadError> {
         let sql = "SELECT seq, body FROM frames WHERE writer = ?1 ORDER BY frame DESC LIMIT 1";
         let mut statement = self.connection.prepare_cached(sql).map_err(unreadable)?;
-        let row = statement.query_row([writer.as_str()], |row| Ok((seq(row)?, row.get::<_, Vec<u8>>("body")?)));
+        let row = statement.query_row([writer.as_str()], |row| Ok((seq(row)?, body(row)?)));
         let Some((seq, body)) = row.optional().map_err(unreadable)? else { return Ok(None) };
         let header: Header = Frame::parse(body).map_err(|error| ReadError(error.into()))?.header;
         Ok(Some(Last { seq, header }))
@@ -146,32 +169,44 @@ fn last_seq(connection: &Connection, writer: &WriterId) -> Result<Option<Seq>, r
     connection.prepare_cached(sql)?.query_row([writer.as_str()], seq).optional()
 }
 
-fn insert(transaction: &Transaction<'_>, frame: &Frame, sent: Time) -> Result<StoredFrame, rusqlite::Error> {
+fn insert(
+    transaction: &Transaction<'_>,
+    frame: &Frame,
+    packer: &mut Compressor<'_>,
+    sent: Time,
+) -> Result<Seq, AppendError> {
     let Frame { header, bytes } = frame;
     let stored = sent;
+    let body = match bytes.len() {
+        ..=PLAIN_BYTES_MAX => Cow::Borrowed(bytes),
+        _ => Cow::Owned(packer.compress(bytes).map_err(|error| AppendError::Unavailable(error.into()))?),
+    };
     let sql = "INSERT INTO frames (writer, epoch, frame, first, last, sum, sent, stored, body)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
     let (epoch, number) = (integer(header.epoch), integer(header.frame));
     let (first, last) = (integer(header.first), integer(header.last()));
-    transaction.prepare_cached(sql)?.execute(params![
-        header.writer.as_str(),
-        epoch,
-        number,
-        first,
-        last,
-        header.sum,
-        sent.0,
-        stored.0,
-        bytes
-    ])?;
-    let seq = Seq(transaction.last_insert_rowid().unsigned_abs());
-    Ok(StoredFrame { seq, stored, sent, bytes: bytes.clone() })
+    let mut statement = transaction.prepare_cached(sql).map_err(failed)?;
+    let row = params![header.writer.as_str(), epoch, number, first, last, header.sum, sent.0, stored.0, body];
+    statement.execute(row).map_err(failed)?;
+    Ok(Seq(transaction.last_insert_rowid().unsigned_abs()))
 }
 
 /// The frame in a row of `frames` that has `seq`, `stored`, `sent` and `body`.
 pub fn stored_frame(row: &Row<'_>) -> Result<StoredFrame, rusqlite::Error> {
     let (stored, sent) = (Time(row.get("stored")?), Time(row.get("sent")?));
-    Ok(StoredFrame { seq: seq(row)?, stored, sent, bytes: row.get("body")? })
+    Ok(StoredFrame { seq: seq(row)?, stored, sent, bytes: body(row)? })
+}
+
+/// The frame's bytes as they were sealed. What looks compressed and is not, is damage: it is given as it rests, and
+/// whoever reads frames finds that it is none.
+fn body(row: &Row<'_>) -> Result<Vec<u8>, rusqlite::Error> {
+    let rests = match row.get_ref("body")? {
+        ValueRef::Blob(bytes) | ValueRef::Text(bytes) => bytes,
+        ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => &[],
+    };
+    let packed = rests.starts_with(&ZSTD_MAGIC);
+    let unpacked = packed.then(|| zstd::bulk::decompress(rests, FRAME_BYTES_MAX).ok()).flatten();
+    Ok(unpacked.unwrap_or_else(|| rests.to_vec()))
 }
 
 fn seq(row: &Row<'_>) -> Result<Seq, rusqlite::Error> {

@@ -1,6 +1,10 @@
-//! The catalogue from outside: patterns against a naive reference, batches that fit or change nothing, and pools.
+//! The catalogue from outside: patterns against a naive reference, batches that fit or change nothing, pools, and what
+//! rows refer to.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use waybill_schema::catalogue::reference::dangling;
 use waybill_schema::catalogue::{
     BatchError, Catalogue, Channel, Dialect, Group, Member, Route, Row, RowKey, RowKind, Rows, Status, is_pattern,
     matches,
@@ -231,6 +235,57 @@ fn a_batch_that_does_not_fit_changes_nothing() {
     assert_eq!(rows, standing, "the first op fits, yet it is not applied");
     rows.apply(&good).expect("it fits");
     assert_eq!(rows.revision, 2);
+}
+
+/// The rows of the example file without the one called `without`, and what they then refer to in vain.
+fn missed(without: &str) -> BTreeSet<String> {
+    let example = include_str!("../../deploy/examples/waybill.yaml");
+    let config = waybill_schema::config::parse(example, "example", &|_| None).expect("the example is right");
+    let rows = config.rows.iter().map(|row| (row.key(), row));
+    let rows: BTreeMap<RowKey, &Row> = rows.filter(|(key, _)| key.to_string() != without).collect();
+    assert_eq!(rows.len(), config.rows.len() - usize::from(!without.is_empty()), "{without} is in the example");
+    dangling(&rows).into_iter().map(|(by, what)| format!("{by}: {what}")).collect()
+}
+
+/// The references of a row are those that a file is checked for: the example, which is right, has none in vain.
+#[test]
+fn a_row_that_is_gone_is_missed_by_all_that_refer_to_it() {
+    let table: [(&str, &[&str]); 9] = [
+        ("", &[]),
+        ("channel `codex2api`", &["member `gpt-shared/gpt-5.4/codex2api/gpt-5.4-codex`: channel `codex2api`"]),
+        (
+            "group `gpt-shared`",
+            &[
+                "member `gpt-shared/gpt-5.4/asxs`: group `gpt-shared`",
+                "member `gpt-shared/gpt-5.4/codex2api/gpt-5.4-codex`: group `gpt-shared`",
+                "member `gpt-shared/gpt-5.4-mini/asxs`: group `gpt-shared`",
+                "key `alice`: group `gpt-shared`",
+            ],
+        ),
+        (
+            "route `gpt-5.4-mini`",
+            &[
+                "route `gpt-5.4`: a route or group for `gpt-5.4-mini`",
+                "member `gpt-shared/gpt-5.4-mini/asxs`: route `gpt-5.4-mini`",
+                "template `default`: a route or group for `gpt-5.4-mini`",
+            ],
+        ),
+        (
+            "member `gpt-shared/gpt-5.4-mini/asxs`",
+            &["group `gpt-shared`: a member of group `gpt-shared` that serves `gpt-5.4-mini`"],
+        ),
+        (
+            "member `gpt-shared/gpt-5.4/codex2api/gpt-5.4-codex`",
+            &["template `default`: a member that makes deployment `codex2api/gpt-5.4-codex`"],
+        ),
+        ("template `default`", &["organization `acme`: template `default`"]),
+        ("organization `acme`", &["team `research`: organization `acme`"]),
+        ("team `research`", &["key `alice`: team `research`"]),
+    ];
+    for (without, expected) in table {
+        let expected: BTreeSet<String> = expected.iter().map(|reference| (*reference).to_owned()).collect();
+        assert_eq!(missed(without), expected, "without {without}");
+    }
 }
 
 /// Whether `pattern` matches `name`, by trying every length of each star.

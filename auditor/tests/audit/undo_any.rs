@@ -13,7 +13,9 @@ use waybill_schema::event::Stored;
 use crate::rows::{Past, channel, group, key, member, organization, route, team, template};
 
 const BATCHES: usize = 200;
-const SEEDS: std::ops::Range<u64> = 0..12;
+const SEEDS: std::ops::Range<u64> = 0..6;
+/// So many of the last batches are looked at after each one: undos of undos are soon buried under edits.
+const LATE: usize = 5;
 
 /// Draws that a seed repeats (SplitMix64).
 struct Draws(u64);
@@ -267,15 +269,17 @@ fn any_batch_is_taken_back_exactly_or_refused_by_name() {
             let standing = world.past.bytes();
             let undoes = draws.below(3) == 0 && !world.done.is_empty();
             let undone = undoes && {
-                let index = draws.below(world.done.len());
+                // Often a late one, so that undos come to stand on undos.
+                let reach = draws.of(&[LATE, BATCHES]).min(world.done.len());
+                let index = world.done.len() - 1 - draws.below(reach);
                 world.check(index, &mut met);
                 world.undo(index)
             };
             if !undone {
                 world.edit(&mut draws);
             }
+            (world.done.len().saturating_sub(LATE)..world.done.len()).for_each(|index| world.check(index, &mut met));
             // The last batch can always be undone, and nothing is left of it.
-            world.check(world.done.len() - 1, &mut met);
             let last = world.past.batches.len() as u64;
             let undo = undo(&world.past.batches, &world.past.rows, last, "me", "undo").expect("nothing is later");
             let mut past = Past { rows: world.past.rows.clone(), batches: Vec::new() };
@@ -286,7 +290,7 @@ fn any_batch_is_taken_back_exactly_or_refused_by_name() {
     }
     println!("{met:?}");
     for verdict in ["done", "undone", "changed", "needed", "gone", "taken"] {
-        assert!(met.get(verdict).is_some_and(|n| *n > 20), "{verdict} is hardly met: {met:?}");
+        assert!(met.get(verdict).is_some_and(|n| *n > 5), "{verdict} is hardly met: {met:?}");
     }
 }
 

@@ -23,7 +23,7 @@ fn check(sql: &str, expected: &[&str]) {
     let house = house();
     let writer = rusqlite::Connection::open(house.path()).expect("the file opens");
     writer.execute_batch(sql).expect("the file can be spoiled");
-    let verified = verify(house.audit().connection()).expect("the log can be read");
+    let verified = verify(&mut house.audit()).expect("the log can be read");
     assert_eq!(verified.n_findings as usize, expected.len(), "{:?}", verified.findings);
     for (finding, expected) in verified.findings.iter().zip(expected) {
         assert!(finding.contains(expected), "`{finding}` should say `{expected}`");
@@ -33,7 +33,7 @@ fn check(sql: &str, expected: &[&str]) {
 #[test]
 fn a_whole_log_has_no_findings() {
     check("", &[]);
-    let verified = verify(house().audit().connection()).expect("the log can be read");
+    let verified = verify(&mut house().audit()).expect("the log can be read");
     assert_eq!((verified.n_frames, verified.n_facts, verified.duplicates), (4, 4, 0));
 }
 

@@ -38,6 +38,8 @@ const BATCH_BYTES: usize = 4 << 20;
 const SENT: &str = "sent";
 /// The header of each message of a batch that says how many are behind it; servers before 2.11 know no batches.
 const PENDING: &str = "Nats-Num-Pending";
+/// The header of each message of a batch with the sequence of the one before in it, 0 in the first.
+const BEFORE: &str = "Nats-Last-Sequence";
 
 /// How a read without a further message ends.
 const END_OF_BATCH: u16 = 204;
@@ -225,7 +227,7 @@ impl Stream {
         Ok(Inspection::new(self.link.server_version(), account, info, &self.settings))
     }
 
-    async fn batch(&self, subject: &str, after: Seq, frames_max: usize) -> Result<Batch, Failure> {
+    async fn batch(&mut self, subject: &str, after: Seq, frames_max: usize) -> Result<Batch, Failure> {
         let request = json!({
             "seq": after.0 + 1,
             "next_by_subj": subject,
@@ -234,21 +236,25 @@ impl Stream {
         });
         let subject = format!("$JS.API.DIRECT.GET.{}", self.settings.stream);
         let mut answers = self.link.ask(subject, request.to_string().into(), ANSWER_TIMEOUT).await?;
-        let mut frames = Vec::new();
+        let mut frames: Vec<StoredFrame> = Vec::new();
         loop {
             let next = async { answers.next().await.ok_or(LinkError::Lost) };
             let answer = self.link.within(ANSWER_TIMEOUT, next).await?;
-            let pending = answer.headers.as_ref().and_then(|headers| header(headers, PENDING));
-            match answer.status.map(|status| status.as_u16()) {
-                None => frames.push(stored_frame(StreamMessage::try_from(answer).map_err(Failure::answer)?)?),
-                Some(END_OF_BATCH) => return Ok(Batch { frames, is_end: pending == Some(0) }),
-                Some(NOT_FOUND) => return Ok(Batch { frames, is_end: true }),
-                Some(NO_RESPONDERS) => return Err(LinkError::NoResponders.into()),
-                Some(other) => return Err(Failure::answer(format!("reading ended with status {other}"))),
+            let status = answer.status.map(|status| status.as_u16());
+            let Some(pending) = header(&answer, PENDING) else {
+                let batch = without_batches(answer, status);
+                self.checked = self.checked.filter(|_| !batch.as_ref().is_err_and(is_about_the_stream));
+                return batch;
+            };
+            // Between two servers a part of an answer may get lost, which must not look like a gap.
+            let before = frames.last().map_or(0, |last| last.seq.0);
+            if header(&answer, BEFORE) != i64::try_from(before).ok() {
+                return Err(Failure::answer("a frame in the middle of the answer is missing"));
             }
-            if pending.is_none() {
-                // A server that knows no batches: this message is its whole answer.
-                return Ok(Batch { frames, is_end: false });
+            match status {
+                None => frames.push(stored_frame(StreamMessage::try_from(answer).map_err(Failure::answer)?)?),
+                Some(END_OF_BATCH) => return Ok(Batch { frames, is_end: pending == 0 }),
+                Some(other) => return Err(Failure::answer(format!("reading ended with status {other}"))),
             }
         }
     }
@@ -323,13 +329,30 @@ fn is_about_the_stream(failure: &Failure) -> bool {
     }
 }
 
+/// An answer outside of a batch: there is no frame, or the server knows no batches and this is its whole answer.
+fn without_batches(answer: Message, status: Option<u16>) -> Result<Batch, Failure> {
+    match status {
+        None => {
+            let message = StreamMessage::try_from(answer).map_err(Failure::answer)?;
+            Ok(Batch { frames: vec![stored_frame(message)?], is_end: false })
+        }
+        Some(NOT_FOUND) => Ok(Batch { frames: Vec::new(), is_end: true }),
+        Some(NO_RESPONDERS) => Err(LinkError::NoResponders.into()),
+        Some(other) => Err(Failure::answer(format!("reading ended with status {other}"))),
+    }
+}
+
 fn stored_frame(message: StreamMessage) -> Result<StoredFrame, Failure> {
     let stored = Time(i64::try_from(message.time.unix_timestamp_nanos() / 1_000_000).map_err(Failure::answer)?);
     // A message that is none of ours has no such header; what reads it sets it aside.
-    let sent = header(&message.headers, SENT).map_or(stored, Time);
+    let sent = number(&message.headers, SENT).map_or(stored, Time);
     Ok(StoredFrame { seq: Seq(message.sequence), stored, sent, bytes: message.payload.into() })
 }
 
-fn header(headers: &HeaderMap, name: &str) -> Option<i64> {
+fn header(message: &Message, name: &str) -> Option<i64> {
+    number(message.headers.as_ref()?, name)
+}
+
+fn number(headers: &HeaderMap, name: &str) -> Option<i64> {
     headers.get_last(name)?.as_str().parse().ok()
 }

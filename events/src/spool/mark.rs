@@ -18,7 +18,7 @@ const FILE: &str = "spool.mark";
 const BYTES_MAX: u64 = 4 << 10;
 
 /// The mark and its file.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct MarkFile {
     /// `None` where it cannot be opened.
     file: Option<File>,

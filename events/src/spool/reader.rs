@@ -97,11 +97,12 @@ struct Source {
 
 /// A record, or what is left of it: always at least one line.
 #[derive(Debug)]
-struct Record {
-    epoch: u64,
-    first: u64,
+pub(super) struct Record {
+    pub(super) epoch: u64,
+    pub(super) first: u64,
     count: u64,
-    made: Time,
+    /// When its first fact was made.
+    pub(super) made: Time,
     lines: Vec<u8>,
     start: Place,
 }
@@ -130,6 +131,12 @@ impl Reader {
             reader.shared.found_oldest(head.made);
         }
         Ok(reader)
+    }
+
+    /// Another reader, of all that is held: with [`Reader::next_record`] alone it lets go of nothing.
+    pub(super) fn walk(&self) -> Self {
+        let (place, mark, given) = Default::default();
+        Self { shared: self.shared.clone(), after: None, place, source: None, head: None, given, mark }
     }
 
     /// The last frame that the log has acknowledged, in this life or, as far as could be noted, an earlier one.
@@ -284,7 +291,7 @@ impl Reader {
     }
 
     /// The next record that is not behind `after`, or what is left of it.
-    fn next_record(&mut self) -> Result<Option<Record>, SpoolError> {
+    pub(super) fn next_record(&mut self) -> Result<Option<Record>, SpoolError> {
         if let Some(head) = self.head.take() {
             return Ok(Some(head));
         }
@@ -386,6 +393,11 @@ impl Source {
 }
 
 impl Record {
+    /// Its lines, without their ends.
+    pub(super) fn each_line(&self) -> impl Iterator<Item = &[u8]> {
+        self.lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
+    }
+
     fn follows(&self, batch: &Batch) -> bool {
         self.epoch == batch.epoch && self.first == batch.first + u64::from(batch.count)
     }

@@ -216,6 +216,13 @@ impl Shared {
         expired
     }
 
+    /// Takes the segments of `epoch` and of those before it off the list, and gives their names.
+    pub(super) fn overtaken(&self, epoch: u64) -> Vec<Name> {
+        let mut state = self.state();
+        let n = state.segments.iter().take_while(|segment| segment.name.epoch <= epoch).count();
+        state.segments.drain(..n).map(|segment| segment.name).collect()
+    }
+
     /// What must be synced so that the disk has everything up to segment `upto`.
     pub(super) fn unsynced(&self, upto: Name) -> Unsynced {
         let state = self.state();

@@ -375,6 +375,19 @@ fn three_servers_go_on_without_one() {
 }
 
 #[test]
+fn a_frozen_server_is_left_for_another_of_its_cluster() {
+    let cluster = NatsCluster::start(3);
+    let mut log = open_cluster(&cluster);
+    // It knows of the other servers from the one alone.
+    let mut writer = JetstreamLog::new(settings(vec![cluster.urls().swap_remove(0)], 3)).unwrap();
+    let frames = frames(2, 10);
+    let first = insist(&mut writer, &frames[0], None);
+    cluster.servers()[0].stop();
+    insist(&mut writer, &frames[1], Some(first));
+    assert_one_chain(until(|| Some(read_all(&mut log)).filter(|read| read.len() == 2)), 2);
+}
+
+#[test]
 fn a_gap_in_the_sequences_is_read_over() {
     let nats = server("");
     let mut raw = Raw::connect(&nats);

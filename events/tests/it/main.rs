@@ -1,7 +1,9 @@
 //! Spool, log and shipper over real files.
 
+mod archiving;
 mod conformance;
 mod jetstream;
+mod orphans;
 mod reading;
 mod shipping;
 mod spooling;

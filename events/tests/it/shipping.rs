@@ -17,10 +17,10 @@ use waybill_schema::time::Time;
 
 use super::{MADE, body, line, reading};
 
-const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 const WRITER: &str = "gw-a";
 
-fn log(dir: &Path) -> SqliteLog {
+pub(crate) fn log(dir: &Path) -> SqliteLog {
     SqliteLog::open(&dir.join("log.sqlite"), Box::new(|_, _| Ok(()))).unwrap()
 }
 
@@ -33,16 +33,16 @@ fn begin(dir: &Path, options: Options) -> (Spool, Reader, u64) {
     (spool, reader, epoch)
 }
 
-fn ship(reader: Reader, log: impl Log + 'static) -> Shipper {
+pub(crate) fn ship(reader: Reader, log: impl Log + 'static) -> Shipper {
     Shipper::start(WRITER.into(), reader, Box::new(log)).unwrap()
 }
 
-fn append(spool: &mut Spool, text: &str) -> u64 {
+pub(crate) fn append(spool: &mut Spool, text: &str) -> u64 {
     *spool.append(&[body(text)], MADE).unwrap().end()
 }
 
 /// All facts in the log, after checking that the frames of the writer form one chain.
-fn facts(dir: &Path) -> Vec<Fact> {
+pub(crate) fn facts(dir: &Path) -> Vec<Fact> {
     let mut prev = CHAIN_START.to_owned();
     let mut all = Vec::new();
     for (stored, number) in log(dir).read(Seq::START, usize::MAX).unwrap().into_iter().zip(1..) {
@@ -55,7 +55,7 @@ fn facts(dir: &Path) -> Vec<Fact> {
 }
 
 /// Epoch, number and text of each fact.
-fn texts(facts: &[Fact]) -> Vec<(u64, u64, String)> {
+pub(crate) fn texts(facts: &[Fact]) -> Vec<(u64, u64, String)> {
     let said = |fact: &Fact| match &fact.event {
         Event::Operator(operator) => operator.target.clone(),
         other => format!("{other:?}"),
@@ -230,7 +230,7 @@ fn a_stop_with_the_log_away_gives_up_in_time_and_the_next_life_sends() {
 }
 
 /// Appends one fact under the writer's name, as another process would.
-fn intrude(dir: &Path, epoch: u64) {
+pub(crate) fn intrude(dir: &Path, epoch: u64) {
     let mut log = log(dir);
     let last = log.last(&WRITER.into()).unwrap();
     let link = last.as_ref().map_or(Link::start(), |last| Link::after(&last.header));
@@ -264,12 +264,12 @@ fn a_writer_that_finds_its_new_epoch_taken_stops_before_it_sends() {
 }
 
 /// Takes the frames behind the first `n_kept` out of the log, as a server does that lost power.
-fn lose_end(dir: &Path, n_kept: i64) {
+pub(crate) fn lose_end(dir: &Path, n_kept: i64) {
     log(dir).connection().execute("DELETE FROM frames WHERE frame > ?1", [n_kept]).unwrap();
 }
 
 /// Appends each of `texts`, and waits until the log has it, so that each has a frame of its own.
-fn append_and_ship(spool: &mut Spool, shipper: &Shipper, epoch: u64, texts: &[&str]) {
+pub(crate) fn append_and_ship(spool: &mut Spool, shipper: &Shipper, epoch: u64, texts: &[&str]) {
     for text in texts {
         let last = append(spool, text);
         let standing = shipper.progress().wait_for(Epoch { epoch, last }, LONG);
@@ -429,7 +429,7 @@ fn life() -> impl Strategy<Value = Life> {
 /// Small enough that segments change often and the spool is full now and then.
 const SMALL: Options = Options { segment_bytes_max: 1500, spool_bytes_max: 6000, ..KEEPING };
 /// Segments of one record, kept.
-const KEEPING: Options = Options {
+pub(crate) const KEEPING: Options = Options {
     segment_bytes_max: 1,
     spool_bytes_max: 1 << 20,
     retention: Duration::from_secs(600),

@@ -95,3 +95,33 @@ fn a_frame_that_breaks_the_numbering_is_refused() {
     let error = log.append(&[first], Some(seq), Time(5)).unwrap_err();
     assert!(matches!(error, AppendError::Refused(_)), "{error:?}");
 }
+
+#[test]
+fn a_large_frame_rests_as_zstd_and_a_small_one_as_its_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open(dir.path());
+    let small = frame(Link::start(), 1);
+    let lines: String = (2..102).map(|number| line(number, "the same words again")).collect();
+    let large = Frame::seal("gw-a".into(), 1, Link::after(&small.header), 2, 100, lines.as_bytes());
+    log.append(&[small.clone(), large.clone()], None, SENT).unwrap();
+    let rests = |seq| {
+        let sql = "SELECT body FROM frames WHERE seq = ?1";
+        log.connection().query_row(sql, [seq], |row| row.get::<_, Vec<u8>>(0)).unwrap()
+    };
+    assert_eq!(rests(1), small.bytes);
+    let packed = rests(2);
+    assert_eq!(zstd::stream::decode_all(&packed[..]).expect("any zstd can unpack it"), large.bytes);
+    assert!(packed.len() * 5 < large.bytes.len(), "{} bytes of {}", packed.len(), large.bytes.len());
+}
+
+#[test]
+fn a_damaged_compressed_frame_is_given_as_it_rests() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = open(dir.path());
+    let lines: String = (1..101).map(|number| line(number, "words")).collect();
+    log.append(&[Frame::seal("gw-a".into(), 1, Link::start(), 1, 100, lines.as_bytes())], None, SENT).unwrap();
+    log.connection().execute("UPDATE frames SET body = substr(body, 1, 40)", []).unwrap();
+    let read = log.read(Seq::START, 1).unwrap().remove(0);
+    assert_eq!(read.bytes.len(), 40);
+    assert!(Frame::parse(read.bytes).is_err(), "it is no frame, which its reader finds");
+}

@@ -1,7 +1,7 @@
 //! From the bytes of a frame to facts, one line at a time: a line that cannot be read never hides its neighbours.
 
 use waybill_schema::event::Fact;
-use waybill_schema::frame::{FrameError, Header, Line, LineError};
+use waybill_schema::frame::{Frame, FrameError, Header, Line, LineError};
 use waybill_schema::id::Revision;
 use waybill_schema::time::Time;
 use waybill_schema::upcast::DecodeError;
@@ -59,12 +59,7 @@ impl std::fmt::Display for UnreadError {
 
 /// Reads the header line of a frame that the log has already checked; its sum is not worked out again.
 pub fn header(bytes: &[u8]) -> Result<Header, FrameError> {
-    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let header: Header = serde_json::from_slice(line).map_err(|_| FrameError::Header)?;
-    if header.f != 1 {
-        return Err(FrameError::Newer(header.f));
-    }
-    Ok(header)
+    Frame::header_of(bytes)
 }
 
 /// The facts of the frame under `header` in order, on the log's time scale: `stored` less the time they waited before

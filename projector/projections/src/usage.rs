@@ -1,15 +1,20 @@
 //! Usage: one row a send and one row a request, each written once, when its end is known.
 //!
 //! What is under way is held in memory ([`UsageFold`]) and is rebuilt at start by folding the log again. When a writer
-//! begins a new epoch, or is declared vanished, what it still had under way becomes `abandoned`: nothing else can.
+//! begins a new epoch, or is declared vanished, what it still had under way becomes `abandoned`: nothing else can. Its end
+//! may come to the log after that, recorded again in a later epoch (ADR 24): the row stands by then and is not doubled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use waybill_schema::event::{
     Affinity, Attempt, Class, Context, Event, Fact, Outcome, Reason, Request, Selection, Usage, Vanished,
 };
 use waybill_schema::id::{DeploymentId, MemberId, ModelName, RequestId, Revision, WriterId};
 use waybill_schema::time::Time;
+
+/// Of so many sends of a writer, the latest, it is remembered that they were abandoned.
+pub const ABANDONED_MAX: usize = 4096;
 
 /// A row for the usage tables.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +35,7 @@ pub struct UsageEvent {
     /// When its last byte was written; for an abandoned one, the last sign of it.
     pub ended: Time,
     /// Who asked for what.
-    pub context: Context,
+    pub context: Arc<Context>,
     /// Whether its first selection followed an affinity record.
     pub sticky_hit: bool,
     /// Whether a fallback chain was used.
@@ -247,12 +252,15 @@ struct Writer {
     /// Whether its epoch was declared vanished: what it says of requests that were abandoned then comes too late.
     vanished: bool,
     open: BTreeMap<RequestId, Open>,
+    /// Sends whose rows say that they were abandoned; the ids of requests sort as time does.
+    abandoned: BTreeSet<(RequestId, u16)>,
 }
 
 /// A request under way.
 #[derive(Clone, Debug, PartialEq)]
 struct Open {
-    context: Option<Context>,
+    /// Shared with the journals that may bring it back.
+    context: Option<Arc<Context>>,
     sticky_hit: bool,
     fallback: bool,
     n_sends: u16,
@@ -301,19 +309,22 @@ impl Writer {
             let index = open.sends.iter().position(|send| send.attempt == attempt.attempt)?;
             Some(open.sends.remove(index))
         });
+        if send.is_none() && self.abandoned.contains(&(attempt.request.clone(), attempt.attempt)) {
+            return false;
+        }
         rows.push(Row::Attempt(Box::new(ended(attempt, send, seen.at))));
         known
     }
 
     fn end_request(&mut self, request: &Request, seen: Seen, rows: &mut Vec<Row>) -> bool {
         let Some(mut open) = self.open.remove(&request.request) else {
-            let refused = request.context.clone().map(|context| closed(request, context, None, seen));
+            let refused = request.context.clone().map(|context| closed(request, Arc::new(context), None, seen));
             let known = refused.is_some();
             rows.extend(refused);
             return known;
         };
         open.abandon_sends(&request.request, rows);
-        let context = open.context.take().or_else(|| request.context.clone());
+        let context = open.context.take().or_else(|| request.context.clone().map(Arc::new));
         let row = context.map(|context| closed(request, context, Some(&open), seen));
         let known = row.is_some();
         rows.extend(row);
@@ -322,9 +333,13 @@ impl Writer {
 
     fn abandon(&mut self, rows: &mut Vec<Row>) {
         for (request, mut open) in std::mem::take(&mut self.open) {
+            self.abandoned.extend(open.sends.iter().map(|send| (request.clone(), send.attempt)));
             open.abandon_sends(&request, rows);
             let context = open.context.take();
             rows.extend(context.map(|context| open.abandoned(request, context)));
+        }
+        while self.abandoned.len() > ABANDONED_MAX {
+            self.abandoned.pop_first();
         }
     }
 }
@@ -333,7 +348,7 @@ impl Open {
     fn new(selection: &Selection, seen: Seen) -> Self {
         let affinity = selection.choice.as_ref().map(|choice| &choice.affinity);
         Self {
-            context: selection.context.clone(),
+            context: selection.context.clone().map(Arc::new),
             sticky_hit: matches!(affinity, Some(Affinity::Hit(_))),
             fallback: false,
             n_sends: 0,
@@ -363,7 +378,7 @@ impl Open {
         rows.extend(self.sends.drain(..).map(|send| Row::Attempt(Box::new(send.abandoned(request.clone())))));
     }
 
-    fn abandoned(self, request: RequestId, context: Context) -> Row {
+    fn abandoned(self, request: RequestId, context: Arc<Context>) -> Row {
         Row::Event(Box::new(UsageEvent {
             request,
             started: self.first.at,
@@ -431,7 +446,7 @@ fn ended(attempt: &Attempt, send: Option<Send>, at: Time) -> UsageAttempt {
     }
 }
 
-fn closed(request: &Request, context: Context, open: Option<&Open>, seen: Seen) -> Row {
+fn closed(request: &Request, context: Arc<Context>, open: Option<&Open>, seen: Seen) -> Row {
     Row::Event(Box::new(UsageEvent {
         request: request.request.clone(),
         started: before(seen.at, request.latency_ms),
@@ -576,6 +591,33 @@ mod tests {
             "#,
         );
         assert_eq!(fold.orphans(), 2);
+    }
+
+    /// A gateway that was fenced records again, in its next epoch, what it had not sent: of `r` the end of a send that
+    /// is abandoned by then and another send, of `q` everything.
+    #[test]
+    fn what_comes_home_after_its_request_was_abandoned_costs_no_row_and_doubles_none() {
+        let mut gw = Teller::new("gw");
+        let mut facts = vec![gw.starts(1000), gw.selects(2000, "r", 1, "a"), gw.starts(8000), gw.starts(9000)];
+        let mut second = gw.selects(2060, "r", 2, "b");
+        let Event::Selection(selection) = &mut second.event else { panic!("the second send is chosen") };
+        selection.context = None;
+        facts.extend([gw.ends_send(2050, "r", 1, Class::Timeout), second]);
+        facts.extend([gw.ends_send(2090, "r", 2, Class::Success)]);
+        facts.push(gw.ends(2091, "r", Outcome::Success, Class::Success, 2));
+        facts.extend([gw.selects(3000, "q", 1, "a"), gw.ends_send(3050, "q", 1, Class::Success)]);
+        facts.push(gw.ends(3051, "q", Outcome::Success, Class::Success, 1));
+        let fold = check(
+            &facts,
+            r#"
+            r/1 2000-None main/gpt/a Some(Affinity) Abandoned None in=None nano=None
+            r 2000-2000 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-2
+            r/2 2060-Some(2090) main/gpt/a Some(Next) Success Some(200) in=Some(100) nano=Some(7)
+            q/1 3000-Some(3050) main/gpt/a Some(Affinity) Success Some(200) in=Some(100) nano=Some(7)
+            q 2981-3051 Success None hit=true fallback=false n=1 at=Some("a") Some(70)ms seq=9-11
+            "#,
+        );
+        assert_eq!((fold.n_open(), fold.orphans()), (0, 2));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod overhead;
 mod prefix;
 mod process;
 mod routing;
+mod stand;
 mod trace;
 mod upstream;
 
