@@ -119,6 +119,20 @@ async fn others_serve_on_while_a_gateway_and_the_auditor_are_dead() {
     assert_eq!(told.fold.gate.summary().writers["gw-0"].epoch, 2);
 }
 
+#[tokio::test]
+async fn each_way_to_run_a_gateway_says_which_configuration_it_is_for() {
+    let fleet = Fleet::prepare(&Plan::of(&["a"]), &["nats://127.0.0.1:4222".to_owned()], 1).await;
+    let said = async |command: &str| {
+        let mut command = fleet.command(&[command, "--listen", "127.0.0.1:0", "--data"]);
+        let output = command.arg(fleet.data(0)).output().await.expect("the binary can be run");
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).expect("the message is text")
+    };
+    assert!(said("up").await.contains("use `waybill gateway`"));
+    std::fs::write(fleet.config(), "listen: 127.0.0.1:1\n").expect("the configuration can be written");
+    assert!(said("gateway").await.contains("use `waybill up`"));
+}
+
 /// DESIGN.md, section 5: of two processes under one name the newer one writes, and the older one ends.
 #[tokio::test]
 async fn a_gateway_whose_name_another_has_taken_over_stops_serving_and_says_so() {
