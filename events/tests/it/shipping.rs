@@ -155,7 +155,8 @@ fn what_an_earlier_life_left_is_sent_first_and_in_frames_of_its_own() {
 fn what_an_earlier_life_sent_may_arrive_after_the_next_has_looked() {
     let dir = tempfile::tempdir().unwrap();
     let (mut spool, reader, _) = begin(dir.path(), Options::default());
-    ["old", "older"].map(|text| append(&mut spool, text));
+    append(&mut spool, "old");
+    append(&mut spool, "older");
     drop((spool, reader));
     let (mut spool, reader, _) = begin(dir.path(), Options::default());
     append(&mut spool, "new");
