@@ -42,6 +42,7 @@ system_packages() {
     command -v git >/dev/null || missing+=(git)
     command -v node >/dev/null || missing+=(nodejs)
     command -v npm >/dev/null || missing+=(npm)
+    command -v redis-server >/dev/null || missing+=(redis-server)
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     ((${#missing[@]})) || return 0
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then

@@ -4,4 +4,5 @@
 //! need no process of their own. Modules in reading order:
 
 pub mod embedded;
+pub mod redis;
 mod rows;

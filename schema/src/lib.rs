@@ -11,6 +11,7 @@ pub mod frame;
 pub mod catalogue;
 pub mod config;
 pub mod store;
+pub mod redis;
 
 /// The version of the folds: a checkpoint written under another one is not continued but rebuilt.
 ///

@@ -8,6 +8,8 @@
 //! not apply them in the log's order among its own facts; the incarnation that every fact about a member carries keeps a
 //! member that was deleted and made again apart from the one before (docs/adr/0027).
 
+mod shared;
+
 use std::collections::{BTreeMap, HashMap};
 
 use sha2::{Digest, Sha256};
@@ -106,6 +108,17 @@ impl Health {
     }
 }
 
+/// What a fact may have changed.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Touched {
+    /// The key whose record it may have changed.
+    pub key: Option<AffinityKey>,
+    /// The key whose record it evicted.
+    pub evicted: Option<AffinityKey>,
+    /// The member whose health it may have changed.
+    pub member: Option<MemberId>,
+}
+
 /// The routing state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
@@ -153,10 +166,22 @@ impl State {
 
     /// Folds one fact.
     pub fn apply(&mut self, fact: &Fact) {
+        self.fold(fact);
+    }
+
+    /// Folds one fact, and says what it touched.
+    pub fn apply_telling(&mut self, fact: &Fact) -> Touched {
+        let mut touched = touched_by(&fact.event);
+        touched.evicted = self.fold(fact);
+        touched
+    }
+
+    /// Folds one fact, and gives the key whose record had to make room.
+    fn fold(&mut self, fact: &Fact) -> Option<AffinityKey> {
         match &fact.event {
-            Event::Selection(selection) => self.claim(selection, &fact.revision, fact.at),
+            Event::Selection(selection) => return self.claim(selection, &fact.revision, fact.at),
+            Event::Preference(preference) => return self.prefer(preference, &fact.revision, fact.at),
             Event::Attempt(attempt) => self.attempt(attempt, fact.at),
-            Event::Preference(preference) => self.prefer(preference, &fact.revision, fact.at),
             Event::Probe(probe) => {
                 let effect = Effected {
                     class: probe.class,
@@ -177,6 +202,7 @@ impl State {
             | Event::Dropped(_)
             | Event::Vanished(_) => {}
         }
+        None
     }
 
     /// The digest of everything in the state, as 64 hex digits: two folds agree exactly when their digests do.
@@ -194,11 +220,11 @@ impl State {
 
     /// S3.11, S3.22: the first selection of a key without a live record claims it for an hour. A cooling member takes
     /// no new sticky (S1.7), though a last resort may be sent to it.
-    fn claim(&mut self, selection: &Selection, revision: &Revision, at: Time) {
-        let Some(context) = selection.context.as_ref().filter(|_| selection.claim) else { return };
-        let Some(sticky) = &context.sticky else { return };
+    fn claim(&mut self, selection: &Selection, revision: &Revision, at: Time) -> Option<AffinityKey> {
+        let context = selection.context.as_ref().filter(|_| selection.claim)?;
+        let sticky = context.sticky.as_ref()?;
         if self.record(&sticky.key, at).is_some() || self.rests(&selection.member, selection.incarnation, at) {
-            return;
+            return None;
         }
         let record = Record {
             deployment: selection.deployment.clone(),
@@ -215,7 +241,7 @@ impl State {
             fail_count: 0,
             renewal: 0,
         };
-        self.store(sticky.key.clone(), record);
+        self.store(sticky.key.clone(), record)
     }
 
     fn attempt(&mut self, attempt: &Attempt, at: Time) {
@@ -238,9 +264,9 @@ impl State {
     /// S1.9, S3.13: a success renews the record it followed; a switch applies only if the record is absent, expired,
     /// or still at the revision the switch was based on. A member that is still cooling renews nothing, nor does a
     /// success that is older than the last one: it would shorten the life of the record.
-    fn prefer(&mut self, preference: &Preference, revision: &Revision, at: Time) {
+    fn prefer(&mut self, preference: &Preference, revision: &Revision, at: Time) -> Option<AffinityKey> {
         if self.rests(&preference.member, preference.incarnation, at) {
-            return;
+            return None;
         }
         let standing = self.record(&preference.key, at);
         let same = standing.filter(|record| {
@@ -252,7 +278,7 @@ impl State {
             Some(record) => same.is_some() || preference.base.as_ref() == Some(&record.revision),
         };
         if !applies {
-            return;
+            return None;
         }
         let record = Record {
             deployment: preference.deployment.clone(),
@@ -269,25 +295,28 @@ impl State {
             fail_count: 0,
             renewal: 0,
         };
-        self.store(preference.key.clone(), record);
+        self.store(preference.key.clone(), record)
     }
 
     fn rests(&self, member: &MemberId, incarnation: u64, at: Time) -> bool {
         self.health(member, incarnation).is_some_and(|health| health.cooling(at).is_some())
     }
 
-    /// Stores a record as the latest renewed, and evicts the longest not renewed beyond the capacity.
-    fn store(&mut self, key: AffinityKey, mut record: Record) {
+    /// Stores a record as the latest renewed, and evicts the longest not renewed beyond the capacity: one, since there
+    /// are never more.
+    fn store(&mut self, key: AffinityKey, mut record: Record) -> Option<AffinityKey> {
         record.renewal = self.next_renewal;
         self.next_renewal += 1;
         self.renewals.insert(record.renewal, key.clone());
         if let Some(old) = self.affinity.insert(key, record) {
             self.renewals.remove(&old.renewal);
         }
-        while self.affinity.len() > self.capacity {
-            let Some((_, oldest)) = self.renewals.pop_first() else { break };
-            self.affinity.remove(&oldest);
+        if self.affinity.len() <= self.capacity {
+            return None;
         }
+        let (_, oldest) = self.renewals.pop_first()?;
+        self.affinity.remove(&oldest);
+        Some(oldest)
     }
 
     fn affect(&mut self, member: &MemberId, incarnation: u64, effected: &Effected<'_>, at: Time) {
@@ -310,6 +339,33 @@ impl State {
             Act::Disable | Act::Enable => {}
         }
     }
+}
+
+/// The key and the member that a fact is about; an operator's target may be either.
+fn touched_by(event: &Event) -> Touched {
+    let (key, member) = match event {
+        Event::Selection(selection) => {
+            let context = selection.context.as_ref().filter(|_| selection.claim);
+            (context.and_then(|context| context.sticky.as_ref()).map(|sticky| sticky.key.clone()), None)
+        }
+        Event::Attempt(attempt) => (attempt.sticky.clone(), Some(attempt.member.clone())),
+        Event::Preference(preference) => (Some(preference.key.clone()), None),
+        Event::Probe(probe) => (None, Some(probe.member.clone())),
+        Event::Operator(operator) => match operator.act {
+            Act::Clear => (None, Some(operator.target.as_str().into())),
+            Act::Unpin => (Some(operator.target.as_str().into()), None),
+            Act::Disable | Act::Enable => (None, None),
+        },
+        Event::Started(_)
+        | Event::Alive(_)
+        | Event::Request(_)
+        | Event::Catalogue(_)
+        | Event::Ownership(_)
+        | Event::Models(_)
+        | Event::Dropped(_)
+        | Event::Vanished(_) => (None, None),
+    };
+    Touched { key, evicted: None, member }
 }
 
 /// What a fact says about a member's health.

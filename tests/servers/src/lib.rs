@@ -6,6 +6,7 @@
 //! Modules in reading order:
 
 pub mod nats;
+pub mod redis;
 mod port;
 mod process;
 

@@ -66,8 +66,13 @@ impl Process {
 
     /// Waits until `GET path` at `port` answers 200.
     pub(crate) fn wait_until_healthy(&mut self, port: u16, path: &str) -> Result<(), StartError> {
+        self.wait_until(|| get(port, path).is_some_and(|answer| answer.split(' ').nth(1) == Some("200")))
+    }
+
+    /// Waits until `is_ready`, or the process has ended.
+    pub(crate) fn wait_until(&mut self, is_ready: impl Fn() -> bool) -> Result<(), StartError> {
         for _ in 0..POLLS_MAX {
-            if get(port, path).is_some_and(|answer| answer.split(' ').nth(1) == Some("200")) {
+            if is_ready() {
                 return Ok(());
             }
             if self.child.try_wait().is_ok_and(|ended| ended.is_some()) {
@@ -97,11 +102,26 @@ impl Drop for Process {
     }
 }
 
+/// Whether what listens at `port` answers `ask` with what begins with `answer`.
+pub(crate) fn answers(port: u16, ask: &[u8], answer: &[u8]) -> bool {
+    let mut said = vec![0; answer.len()];
+    let asked = connect(port).and_then(|mut stream| {
+        stream.write_all(ask).ok()?;
+        stream.read_exact(&mut said).ok()
+    });
+    asked.is_some() && said == answer
+}
+
+fn connect(port: u16) -> Option<TcpStream> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
+    stream.set_read_timeout(Some(ANSWER)).ok()?;
+    Some(stream)
+}
+
 /// The answer to `GET path`; nothing where there is none.
 fn get(port: u16, path: &str) -> Option<String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
-    stream.set_read_timeout(Some(ANSWER)).ok()?;
+    let mut stream = connect(port)?;
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;

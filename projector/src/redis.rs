@@ -1,0 +1,411 @@
+//! The Redis projector: the routing state of a cluster, folded from the log and written where its gateways read it.
+//!
+//! ```text
+//! look -> fold the log to the mark, writing nothing -> take the epoch -> fold on -> write a batch with its mark -> …
+//!   ^                                                                                  | the mark is another
+//!   +----------------------------------------------------------------------------------+
+//! ```
+//! A batch holds, for every key that its frames touched, the value at its end; so a key is written once however often
+//! it changed, and two projectors that write the same stretch write the same bytes. Keys and mark change in one script
+//! or not at all, and only from the mark that the batch begins at. Whatever Redis loses it loses with its mark: found
+//! behind, or empty, the state is folded again up to where Redis stands, and on from there. The epoch only keeps two
+//! projectors from working against each other: the one with the smaller stands by until the other no longer moves.
+//!
+//! A generation is named as the one to read only when it has caught up with the log.
+
+mod fold;
+mod store;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use waybill_events::log::{Log, ReadError, Seq, StoredFrame};
+use waybill_schema::FOLD_VERSION;
+use waybill_schema::redis::Mark;
+use waybill_schema::time::Time;
+
+pub use fold::{Fold, UnreadableError, Write};
+use store::{Answer, Batch, Store};
+
+/// A batch is written when it has so many keys; one frame more may add some hundreds.
+const BATCH_KEYS: usize = 256;
+/// Frames read from the log at once.
+const FRAMES_MAX: usize = 32;
+/// A projector that stands by takes over when the other has not moved for so long and had reason to.
+const STANDBY_MS: u64 = 10_000;
+/// The pause where there is nothing to do.
+const IDLE: Duration = Duration::from_millis(50);
+/// The pause after a failure.
+const RETRY: Duration = Duration::from_millis(250);
+/// Affinity records kept where a configuration says nothing else: some hundred MiB.
+pub const RECORDS_MAX: usize = 1 << 20;
+
+/// Where the shared state is, and how much of it there may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The server, such as `redis://127.0.0.1:6379`.
+    pub url: String,
+    /// What every key begins with.
+    pub prefix: String,
+    /// At most this many affinity records; the longest not renewed make room.
+    pub records_max: usize,
+}
+
+/// Why the shared state cannot be brought forward.
+#[derive(Debug, thiserror::Error)]
+pub enum ProjectError {
+    /// Redis failed, or did not answer.
+    #[error("the shared state in Redis cannot be reached")]
+    Redis(#[from] ::redis::RedisError),
+    /// The log cannot be read.
+    #[error(transparent)]
+    Log(#[from] ReadError),
+    /// A newer program wrote to the log: this one must be upgraded.
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableError),
+    /// A newer program folded this generation: this one must be upgraded, or the one before be read again.
+    #[error("generation {generation} was made by fold {fold}, which a newer program has: upgrade this one")]
+    NewerFold {
+        /// The generation.
+        generation: u64,
+        /// Its fold.
+        fold: u32,
+    },
+    /// The log ends before what was projected: an operator must say whether it comes back.
+    #[error("the log ends at {head}, before {mark}, which is projected already: it has lost its end")]
+    LogLost {
+        /// The last frame projected.
+        mark: u64,
+        /// The log's last frame.
+        head: u64,
+    },
+}
+
+impl ProjectError {
+    /// Whether trying again cannot help.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Redis(_) | Self::Log(_) => false,
+            Self::Unreadable(_) | Self::NewerFold { .. } | Self::LogLost { .. } => true,
+        }
+    }
+}
+
+/// What one turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A batch was written; there may be more.
+    Wrote,
+    /// Redis holds all that the log does.
+    CaughtUp,
+    /// Redis holds something else than was thought: the next turn looks.
+    Astray,
+    /// A projector with a greater epoch is at work.
+    StandsBy,
+}
+
+/// How a projector stands, for those who watch it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The generation it writes.
+    pub generation: u64,
+    /// The last frame that Redis is known to cover.
+    pub seq: u64,
+    /// Whether it covers the whole log, as of the last look.
+    pub caught_up: bool,
+    /// Whether another projector is at work instead.
+    pub stands_by: bool,
+    /// What keeps it from its work.
+    pub trouble: Option<String>,
+}
+
+/// A projector and what it has folded so far.
+#[derive(Debug)]
+pub struct RedisProjector {
+    store: Store,
+    fold: Fold,
+    /// Frames read and not folded yet.
+    ahead: VecDeque<StoredFrame>,
+    seat: Seat,
+    generation: u64,
+    epoch: u64,
+    /// What Redis covers, as far as is known.
+    written: Mark,
+    /// Whether the last batch may have been written or not: then it is sent again as it is.
+    unanswered: bool,
+    /// Whether the generation is the one that is read.
+    published: bool,
+}
+
+/// Whether this projector is the one at work.
+#[derive(Debug)]
+enum Seat {
+    Looking,
+    Held,
+    /// Another holds it; its mark, and since when it has not moved.
+    Foreign {
+        mark: Mark,
+        since: Time,
+    },
+}
+
+/// Where a fold came to that was to reach a mark.
+enum Reached {
+    Mark,
+    /// The log has another frame there.
+    AnotherLog,
+}
+
+/// What was folded for a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gathered {
+    /// As much as a batch should hold.
+    Full,
+    /// All there is.
+    All,
+    /// Nothing: the log has another frame where this fold stands.
+    AnotherLog,
+}
+
+impl RedisProjector {
+    /// Begins to connect; fails only where the URL is none.
+    pub fn new(settings: &Settings) -> Result<Self, ProjectError> {
+        let store = Store::new(&settings.url, &settings.prefix)?;
+        Ok(Self {
+            store,
+            fold: Fold::new(settings.records_max),
+            ahead: VecDeque::new(),
+            seat: Seat::Looking,
+            generation: 1,
+            epoch: 0,
+            written: Mark::start(),
+            unanswered: false,
+            published: false,
+        })
+    }
+
+    /// Does the next piece of work: at most one batch.
+    pub fn turn(&mut self, log: &mut dyn Log, now: Time) -> Result<Turn, ProjectError> {
+        if let Seat::Foreign { mark, since } = &self.seat {
+            let (mark, since) = (mark.clone(), *since);
+            return self.stand_by(log, now, mark, since);
+        }
+        if matches!(self.seat, Seat::Looking) {
+            self.take_over(log)?;
+        }
+        let gathered = if self.unanswered { Gathered::Full } else { self.gather(log)? };
+        if gathered == Gathered::AnotherLog {
+            self.seat = Seat::Looking;
+            return Ok(Turn::Astray);
+        }
+        let caught_up = gathered == Gathered::All;
+        let batch = Batch {
+            epoch: self.epoch,
+            generation: self.generation,
+            from: &self.written,
+            to: self.fold.mark(),
+            writes: self.fold.writes(self.store.keys().generation(self.generation)),
+            publish: caught_up && !self.published,
+        };
+        let moved = *batch.from != *batch.to;
+        self.unanswered = true;
+        let answer = self.store.write(&batch)?;
+        self.unanswered = false;
+        match answer {
+            Answer::Done { active } => {
+                self.written = self.fold.mark().clone();
+                self.fold.settle();
+                self.published |= caught_up;
+                if self.published && active != Some(self.generation) {
+                    self.seat = Seat::Looking;
+                    return Ok(Turn::Astray);
+                }
+                Ok(if caught_up && !moved { Turn::CaughtUp } else { Turn::Wrote })
+            }
+            Answer::Elsewhere => {
+                tracing::warn!(
+                    thought = self.written.seq,
+                    "Redis does not stand where it was left: folding from there"
+                );
+                self.seat = Seat::Looking;
+                Ok(Turn::Astray)
+            }
+            Answer::Overtaken => {
+                tracing::warn!("another projector has taken over: standing by");
+                self.seat = Seat::Foreign { mark: self.written.clone(), since: now };
+                Ok(Turn::StandsBy)
+            }
+        }
+    }
+
+    /// How it stands after a turn.
+    pub fn standing(&self, turn: Turn) -> Standing {
+        Standing {
+            generation: self.generation,
+            seq: self.written.seq,
+            caught_up: turn == Turn::CaughtUp,
+            stands_by: turn == Turn::StandsBy,
+            trouble: None,
+        }
+    }
+
+    /// Follows the one at work in memory, and takes its place where it stays behind the log without moving.
+    fn stand_by(&mut self, log: &mut dyn Log, now: Time, seen: Mark, since: Time) -> Result<Turn, ProjectError> {
+        let generation = self.store.active()?.unwrap_or(self.generation);
+        let mark = self.store.look(generation)?.mark.unwrap_or_else(Mark::start);
+        let since = if mark == seen { since } else { now };
+        let is_behind = log.head()?.0 > mark.seq;
+        self.written = mark.clone();
+        self.seat = match is_behind && now.ms_since(since) >= STANDBY_MS {
+            true => Seat::Looking,
+            false => Seat::Foreign { mark: mark.clone(), since: if is_behind { since } else { now } },
+        };
+        if mark.fold == FOLD_VERSION && self.fold.mark().seq < mark.seq {
+            self.fold_to(log, &mark)?;
+        }
+        Ok(Turn::StandsBy)
+    }
+
+    /// Looks where Redis stands, folds the log up to there, and takes the next epoch.
+    fn take_over(&mut self, log: &mut dyn Log) -> Result<(), ProjectError> {
+        self.ahead.clear();
+        self.unanswered = false;
+        let active = self.store.active()?;
+        let mut generation = active.unwrap_or(self.generation);
+        loop {
+            let found = self.store.look(generation)?;
+            let mark = found.mark.unwrap_or_else(Mark::start);
+            if mark.fold > FOLD_VERSION {
+                return Err(ProjectError::NewerFold { generation, fold: mark.fold });
+            }
+            let suits = mark.fold == FOLD_VERSION && matches!(self.fold_to(log, &mark)?, Reached::Mark);
+            if suits && self.store.take(generation, found.epoch + 1)? {
+                self.published = active == Some(generation);
+                (self.generation, self.epoch, self.written) = (generation, found.epoch + 1, mark);
+                self.seat = Seat::Held;
+                tracing::info!(generation, epoch = self.epoch, seq = self.written.seq, "projects into Redis");
+                return Ok(());
+            }
+            if !suits {
+                tracing::error!(
+                    generation,
+                    seq = mark.seq,
+                    fold = mark.fold,
+                    "not a fold of this log: a new generation begins"
+                );
+                generation += 1;
+            }
+        }
+    }
+
+    /// Brings the fold to `mark`, from its start where it is beyond.
+    fn fold_to(&mut self, log: &mut dyn Log, mark: &Mark) -> Result<Reached, ProjectError> {
+        if self.fold.mark().seq >= mark.seq && self.fold.mark() != mark {
+            self.fold.restart();
+        }
+        while self.fold.mark().seq < mark.seq {
+            let frames = log.read(Seq(self.fold.mark().seq), FRAMES_MAX)?;
+            if frames.is_empty() {
+                return Err(ProjectError::LogLost { mark: mark.seq, head: log.head()?.0 });
+            }
+            for frame in frames.iter().take_while(|frame| frame.seq.0 <= mark.seq) {
+                self.fold.take(frame)?;
+            }
+            if frames.last().is_some_and(|last| last.seq.0 > mark.seq) {
+                break;
+            }
+        }
+        self.fold.settle();
+        Ok(if self.fold.mark() == mark { Reached::Mark } else { Reached::AnotherLog })
+    }
+
+    /// Folds frames until a batch is full.
+    fn gather(&mut self, log: &mut dyn Log) -> Result<Gathered, ProjectError> {
+        while self.fold.n_touched() < BATCH_KEYS {
+            if self.ahead.is_empty() && !self.read_on(log)? {
+                return Ok(Gathered::AnotherLog);
+            }
+            let Some(frame) = self.ahead.pop_front() else { return Ok(Gathered::All) };
+            self.fold.take(&frame)?;
+        }
+        Ok(Gathered::Full)
+    }
+
+    /// Reads the next frames, and the last one again: a log that lost its end and grew past it has another there.
+    /// Says whether it is the same.
+    fn read_on(&mut self, log: &mut dyn Log) -> Result<bool, ProjectError> {
+        let at = self.fold.mark().clone();
+        let mut frames = log.read(Seq(at.seq.saturating_sub(1)), FRAMES_MAX + 1)?;
+        if let Some(index) = frames.iter().position(|frame| frame.seq.0 == at.seq) {
+            let last = frames.remove(index);
+            if fold::sum_of(&last)? != at.sum {
+                tracing::error!(seq = at.seq, "the log holds another frame here than was projected");
+                self.fold.restart();
+                return Ok(false);
+            }
+        } else if frames.is_empty() {
+            let head = log.head()?.0;
+            if head < at.seq {
+                return Err(ProjectError::LogLost { mark: at.seq, head });
+            }
+        }
+        self.ahead.extend(frames);
+        Ok(true)
+    }
+}
+
+/// Projects `log` into Redis until `stop`, through outages of both; `tell` hears how it stands after every turn.
+///
+/// Returns an error only where trying again cannot help. Between turns its thread is parked: unparking it lets it see
+/// `stop` at once.
+pub fn run(
+    log: &mut dyn Log,
+    settings: &Settings,
+    stop: &AtomicBool,
+    tell: &mut dyn FnMut(Standing),
+) -> Result<(), ProjectError> {
+    let mut projector = RedisProjector::new(settings)?;
+    let mut trouble: Option<String> = None;
+    while !stop.load(Ordering::Relaxed) {
+        let pause = match projector.turn(log, Time::wall_clock()) {
+            Ok(turn) => {
+                if trouble.take().is_some() {
+                    tracing::info!("the shared state is brought forward again");
+                }
+                tell(projector.standing(turn));
+                match turn {
+                    Turn::Wrote => None,
+                    Turn::CaughtUp => Some(IDLE),
+                    Turn::Astray | Turn::StandsBy => Some(RETRY),
+                }
+            }
+            Err(error) if error.is_final() => return Err(error),
+            Err(error) => {
+                let said = told(&error);
+                if trouble.is_none() {
+                    tracing::warn!("the shared state waits: {said}");
+                }
+                tell(Standing { trouble: Some(said.clone()), ..projector.standing(Turn::Astray) });
+                trouble = Some(said);
+                Some(RETRY)
+            }
+        };
+        if let Some(pause) = pause {
+            std::thread::park_timeout(pause);
+        }
+    }
+    Ok(())
+}
+
+/// An error with its causes, on one line.
+fn told(error: &dyn std::error::Error) -> String {
+    let mut said = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        said.push_str(": ");
+        said.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    said
+}

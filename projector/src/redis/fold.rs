@@ -1,0 +1,205 @@
+//! The fold behind the shared state: which keys a stretch of the log touched, and what they hold at its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use waybill_events::log::StoredFrame;
+use waybill_projections::gate::{Gate, Verdict};
+use waybill_projections::read;
+use waybill_routing::state::State;
+use waybill_schema::event::Fact;
+use waybill_schema::frame::FrameError;
+use waybill_schema::id::{AffinityKey, MemberId, Revision, WriterId};
+use waybill_schema::redis::{Generation, Mark, Place, TIDY_AFTER_MS, Value};
+use waybill_schema::secret::sum128;
+use waybill_schema::time::Time;
+
+/// Why the log cannot be folded by this program.
+#[derive(Debug, thiserror::Error)]
+pub enum UnreadableError {
+    /// A newer program wrote an event.
+    #[error("frame {seq} holds event `{kind}` version {version}, which a newer program wrote: upgrade this one")]
+    Event {
+        /// The frame.
+        seq: u64,
+        /// The event's kind.
+        kind: String,
+        /// Its version.
+        version: u16,
+    },
+    /// A newer program wrote a frame.
+    #[error("frame {seq} has format {format}, which a newer program wrote: upgrade this one")]
+    Frame {
+        /// The frame.
+        seq: u64,
+        /// Its format.
+        format: u16,
+    },
+}
+
+/// A key and what it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The key.
+    pub key: String,
+    /// The value; without one, the key is not there.
+    pub value: Option<String>,
+    /// When Redis may tidy it up.
+    pub until: Option<Time>,
+}
+
+/// The state of a cluster as a fold of the log.
+#[derive(Debug)]
+pub struct Fold {
+    records_max: usize,
+    gate: Gate,
+    state: State,
+    writers: BTreeMap<WriterId, Place>,
+    mark: Mark,
+    touched: Touched,
+}
+
+/// What was touched since the last batch.
+#[derive(Debug, Default)]
+struct Touched {
+    keys: BTreeSet<AffinityKey>,
+    members: BTreeSet<MemberId>,
+    writers: BTreeSet<WriterId>,
+}
+
+impl Fold {
+    /// A fold of nothing that keeps at most `records_max` affinity records.
+    pub fn new(records_max: usize) -> Self {
+        Self {
+            records_max,
+            gate: Gate::default(),
+            state: State::with_capacity(records_max),
+            writers: BTreeMap::new(),
+            mark: Mark::start(),
+            touched: Touched::default(),
+        }
+    }
+
+    /// The last frame folded.
+    pub fn mark(&self) -> &Mark {
+        &self.mark
+    }
+
+    /// Folds a frame. What cannot be decoded is passed over: the usage projection keeps its bytes.
+    pub fn take(&mut self, frame: &StoredFrame) -> Result<(), UnreadableError> {
+        let seq = frame.seq.0;
+        let header = match read::header(&frame.bytes) {
+            Ok(header) => header,
+            Err(FrameError::Newer(format)) => return Err(UnreadableError::Frame { seq, format }),
+            Err(FrameError::Header | FrameError::Sum) => {
+                tracing::error!(seq, "frame cannot be read: passed over");
+                self.mark = Mark::at(seq, sum128(&[&frame.bytes]));
+                return Ok(());
+            }
+        };
+        for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
+            match fact {
+                Ok(fact) => self.fold(&fact),
+                Err(unread) => {
+                    if let Some((kind, version)) = unread.why.newer() {
+                        return Err(UnreadableError::Event { seq, kind: kind.to_owned(), version });
+                    }
+                    tracing::error!(seq, line = unread.line, why = %unread.why, "line cannot be decoded: passed over");
+                    let verdict = self.gate.pass_over(&unread.revision);
+                    self.place(&verdict, &unread.revision, frame.stored);
+                }
+            }
+        }
+        self.mark = Mark::at(seq, header.sum);
+        Ok(())
+    }
+
+    /// All keys there are, in `generation`.
+    pub fn everything(&self, generation: &Generation) -> Vec<Write> {
+        let keys = self.state.records().into_keys().cloned().collect();
+        let members = self.state.members().map(|(member, _)| member.clone()).collect();
+        let writers = self.writers.keys().cloned().collect();
+        let mut writes = self.writes_of(&Touched { keys, members, writers }, generation);
+        writes.retain(|write| write.value.is_some());
+        writes
+    }
+
+    /// How many keys a batch would have, about.
+    pub(super) fn n_touched(&self) -> usize {
+        self.touched.keys.len() + 3 * self.touched.members.len() + self.touched.writers.len()
+    }
+
+    /// What was touched since the last batch, as it stands now.
+    pub(super) fn writes(&self, generation: Generation) -> Vec<Write> {
+        self.writes_of(&self.touched, &generation)
+    }
+
+    /// Begins a new batch.
+    pub(super) fn settle(&mut self) {
+        self.touched = Touched::default();
+    }
+
+    /// Begins again at the start of the log.
+    pub(super) fn restart(&mut self) {
+        *self = Self::new(self.records_max);
+    }
+
+    fn fold(&mut self, fact: &Fact) {
+        let verdict = self.gate.admit(fact);
+        if verdict.folds() {
+            let touched = self.state.apply_telling(fact);
+            self.touched.keys.extend(touched.key.into_iter().chain(touched.evicted));
+            self.touched.members.extend(touched.member);
+        }
+        self.place(&verdict, &fact.revision, fact.at);
+    }
+
+    /// Notes how far a writer has come.
+    fn place(&mut self, verdict: &Verdict, revision: &Revision, at: Time) {
+        match verdict {
+            Verdict::Duplicate => return tracing::debug!("fact met again: ignored"),
+            Verdict::Violation(violation) => {
+                tracing::error!(at = %violation.at, broken = ?violation.broken, "a writer broke a promise of the log");
+            }
+            Verdict::Fold => {}
+        }
+        let place = Place { epoch: revision.epoch, number: revision.number, at };
+        self.writers.insert(revision.writer.clone(), place);
+        self.touched.writers.insert(revision.writer.clone());
+    }
+
+    fn writes_of(&self, touched: &Touched, generation: &Generation) -> Vec<Write> {
+        let lasting = |key, value| Write { key, value, until: None };
+        let mut writes: Vec<Write> = Vec::with_capacity(self.n_touched() + 1);
+        writes.extend(touched.keys.iter().map(|key| {
+            let pin = self.state.pin(key);
+            let until = pin.as_ref().map(|pin| pin.expires_at.plus_ms(TIDY_AFTER_MS));
+            Write { key: generation.affinity(key), value: pin.map(|pin| pin.encode()), until }
+        }));
+        for member in &touched.members {
+            let health = self.state.newest(member);
+            let fail = health.and_then(|health| health.route_fail()).map(|value| value.encode());
+            let cool = health.and_then(|health| health.route_cool()).map(|value| value.encode());
+            let block = health.and_then(|health| health.route_block()).map(|value| value.encode());
+            writes.push(lasting(generation.route_fail(member), fail));
+            writes.push(lasting(generation.route_cool(member), cool));
+            writes.push(lasting(generation.route_block(member), block));
+        }
+        if !touched.members.is_empty() {
+            writes.push(lasting(generation.health(), Some(self.state.snapshot().encode())));
+        }
+        writes.extend(touched.writers.iter().map(|writer| {
+            let place = self.writers.get(writer).map(Place::encode);
+            lasting(generation.writer(writer), place)
+        }));
+        writes
+    }
+}
+
+/// The sum by which a mark names `frame`.
+pub(super) fn sum_of(frame: &StoredFrame) -> Result<String, UnreadableError> {
+    match read::header(&frame.bytes) {
+        Ok(header) => Ok(header.sum),
+        Err(FrameError::Newer(format)) => Err(UnreadableError::Frame { seq: frame.seq.0, format }),
+        Err(FrameError::Header | FrameError::Sum) => Ok(sum128(&[&frame.bytes])),
+    }
+}

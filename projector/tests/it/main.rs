@@ -1,0 +1,3 @@
+//! The projectors against real stores.
+
+mod redis;
