@@ -184,12 +184,11 @@ impl Gateway {
             shipper.take_up(out.log);
         }
         let in_log = (shipper.known != (0, 0)).then_some(Epoch { epoch: shipper.known.0, last: shipper.known.1 });
-        let epoch = in_log.max_by_place(self.spool.last()).map_or(1, |past| past.epoch + 1);
-        let stamp = self.stamp(out.now);
         let previous = in_log.max_by_place(self.spool.last());
+        let epoch = previous.map_or(1, |past| past.epoch + 1);
         self.spool.begin(epoch);
         let started = Started { version: "1".into(), secret: "s".into(), previous };
-        self.spool.append(vec![Event::Started(started)], stamp, out.book);
+        self.record(vec![Event::Started(started)], out.now, out.book);
         self.lives += 1;
         self.anchored |= previous.is_none();
         shipper.write_in(epoch);
