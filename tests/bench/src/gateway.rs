@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use crate::process::Program;
@@ -31,6 +33,19 @@ pub(crate) struct Gateway {
     pub(crate) address: String,
 }
 
+impl Gateway {
+    /// The catalogue's revision in force, as `/readyz` tells it.
+    pub(crate) async fn revision(&self) -> anyhow::Result<u64> {
+        let mut stream = TcpStream::connect(&self.address).await?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let (_, body) = answer.split_once("\r\n\r\n").context("the answer has no body")?;
+        let told: serde_json::Value = serde_json::from_str(body)?;
+        told["catalogue"]["revision"].as_u64().with_context(|| format!("no revision in {body}"))
+    }
+}
+
 impl Gateways {
     /// A new folder for instances of `binary`.
     pub(crate) fn new(binary: &Path) -> anyhow::Result<Self> {
@@ -51,11 +66,22 @@ impl Gateways {
         let secret = self.folder.path().join("caller.key");
         let log = format!("log: {{ nats: ['{url}'], mib_max: 1024 }}\ndeployment_secret: file:{}\n", secret.display());
         self.configure(&log, upstreams)?;
-        let mut apply = Command::new(&self.binary);
-        apply.arg("apply").arg(self.config()).arg("--data").arg(self.data(data));
-        let applied = apply.output().await?;
-        ensure!(applied.status.success(), "the catalogue is not applied: {}", String::from_utf8_lossy(&applied.stderr));
+        self.apply().await?;
         self.run("gateway", data).await
+    }
+
+    /// Brings the catalogue in the log to what the configuration says.
+    pub(crate) async fn apply(&self) -> anyhow::Result<()> {
+        let applied = Command::new(&self.binary).arg("apply").arg(self.config()).output().await?;
+        ensure!(applied.status.success(), "the catalogue is not applied: {}", String::from_utf8_lossy(&applied.stderr));
+        Ok(())
+    }
+
+    /// Changes the name of the group, which makes a batch of one row.
+    pub(crate) fn rename(&self, from: &str, to: &str) -> anyhow::Result<()> {
+        let [from, to] = [from, to].map(|name| format!("display_name: {name},"));
+        let text = std::fs::read_to_string(self.config())?.replace(&from, &to);
+        Ok(std::fs::write(self.config(), text)?)
     }
 
     /// The data folder of that name.

@@ -3,6 +3,7 @@
 //! Each part prints what it measured; the gates follow at the end, one line each, and a gate that fails makes the
 //! exit code 1. The programs that the overhead part needs beside Waybill are further subcommands of this binary.
 
+mod batch;
 mod cache;
 mod draws;
 mod facts;
@@ -49,6 +50,8 @@ enum Command {
     Overhead(Where),
     /// CPU of the gateway for a fact, on both logs, beside only decoding and only writing it
     Facts(Where),
+    /// How long a batch of catalogue changes takes to three gateways
+    Batch(Where),
     /// A short replay through a real gateway over simulated providers
     Live(Where),
     /// A bare pass-through to UPSTREAM
@@ -88,6 +91,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Live(place) => guarded(live::run(&place.traces, &place.waybill))?,
         Command::Overhead(place) => guarded(overhead::run(&place.waybill))?,
         Command::Facts(place) => guarded(facts::run(&place.waybill))?,
+        Command::Batch(place) => guarded(batch::run(&place.waybill))?,
         Command::All(place) => all(&place)?,
     };
     println!();
@@ -103,6 +107,8 @@ fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
     gates.extend(guarded(overhead::run(&place.waybill))?);
     println!();
     gates.extend(guarded(facts::run(&place.waybill))?);
+    println!();
+    gates.extend(guarded(batch::run(&place.waybill))?);
     Ok(gates)
 }
 
