@@ -42,7 +42,7 @@ impl Gateway {
         stream.read_to_string(&mut answer).await?;
         let (_, body) = answer.split_once("\r\n\r\n").context("the answer has no body")?;
         let told: serde_json::Value = serde_json::from_str(body)?;
-        told["catalogue"]["revision"].as_u64().with_context(|| format!("no revision in {body}"))
+        told["detail"]["catalogue"]["revision"].as_u64().with_context(|| format!("no revision in {body}"))
     }
 }
 
