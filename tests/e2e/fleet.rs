@@ -86,14 +86,19 @@ impl Fleet {
 
     /// Starts gateway `n`, again where it has ended.
     pub(crate) async fn restart(&mut self, n: usize) {
-        let process = Process::start(&mut self.command_gateway(n)).await;
+        self.start_as(n, n).await;
+    }
+
+    /// Starts gateway `n`, on its own data folder but under the name of gateway `of`.
+    pub(crate) async fn start_as(&mut self, n: usize, of: usize) {
+        let process = Process::start(&mut self.command_gateway(n, of)).await;
         self.gateways.resize_with(self.gateways.len().max(n + 1), || None);
         self.gateways[n] = Some(process);
     }
 
     /// Runs gateway `n` to an end that it comes to by itself, and gives what it said.
     pub(crate) async fn refused(&self, n: usize) -> Output {
-        let run = tokio::time::timeout(PATIENCE, self.command_gateway(n).output()).await;
+        let run = tokio::time::timeout(PATIENCE, self.command_gateway(n, n).output()).await;
         run.expect("the gateway ends").expect("the gateway can be run")
     }
 
@@ -165,9 +170,9 @@ impl Fleet {
         self.gateways[n].as_ref().expect("the gateway runs")
     }
 
-    fn command_gateway(&self, n: usize) -> Command {
+    fn command_gateway(&self, n: usize, of: usize) -> Command {
         let mut command = self.command(&["gateway", "--listen", "127.0.0.1:0", "--data"]);
-        command.arg(self.data(n)).arg("--writer").arg(format!("gw-{n}"));
+        command.arg(self.data(n)).arg("--writer").arg(format!("gw-{of}"));
         command
     }
 

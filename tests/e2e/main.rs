@@ -23,6 +23,7 @@ mod failover;
 mod follow;
 mod identity;
 mod kill;
+mod orphans;
 mod processes;
 mod readme;
 mod redecide;
