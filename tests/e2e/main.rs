@@ -2,11 +2,13 @@
 
 mod client;
 mod dialect;
+mod dice;
 mod fleet;
 mod log;
 mod process;
 mod program;
 mod said;
+mod traffic;
 mod upstreams;
 mod wiretap;
 mod world;
