@@ -238,6 +238,8 @@ impl Spool {
         let written = self.write(number + 1..=end, made, self.shared.options.spool_bytes_max);
         if let Err(error) = written {
             self.shared.state().gone.splice(..0, gone);
+            // One number for each fact: a declaration that was not written needs none.
+            let last = number + bodies.len() as u64;
             self.take_number(last);
             self.lose(number + 1, last, &error);
             return Err(error);

@@ -160,9 +160,17 @@ impl Fleet {
 
     /// All that the log says.
     pub(crate) async fn told(&self) -> Told {
+        self.read(|log| told_of(log)).await
+    }
+
+    /// What `read` makes of the log, on a thread where it may wait.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&mut JetstreamLog) -> T + Send + 'static,
+    ) -> T {
         let (servers, stream, replicas) = (self.servers.clone(), STREAM.to_owned(), self.replicas);
         let settings = Settings { servers, stream, replicas, bytes_max: STREAM_BYTES_MAX };
-        let read = || told_of(&mut JetstreamLog::new(settings).expect("a log can be made"));
+        let read = || read(&mut JetstreamLog::new(settings).expect("a log can be made"));
         tokio::task::spawn_blocking(read).await.expect("the log is whole")
     }
 
@@ -189,7 +197,8 @@ impl Fleet {
     }
 }
 
-async fn ready_when(client: &Client, holds: impl Fn(&Value) -> bool) -> Value {
+/// What the process behind `client` says of itself once `holds` is true of it.
+pub(crate) async fn ready_when(client: &Client, holds: impl Fn(&Value) -> bool) -> Value {
     let held = async {
         loop {
             let ready = client.get("/readyz", &[]).await.json();
