@@ -23,7 +23,7 @@ use waybill_schema::config::Config;
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
-use crate::follow::Follower;
+use crate::follow::{self, Follower};
 use crate::service::{self, Parts};
 use crate::trail::Trail;
 use crate::{DataDir, check, data, logs};
@@ -85,7 +85,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if follower.trail().sum().is_none() {
         bail!("the log holds no catalogue yet: `waybill auditor` or `waybill apply FILE` brings one there");
     }
-    follower.trail().write(&copy).with_context(|| format!("{} cannot be written", copy.display()))?;
+    follow::keep(follower.trail(), &copy);
     let epoch = service::begin(&mut spool, &mut reader, orphans, recovered.last, &secret)?;
     tracing::info!(%writer, epoch, "begins");
     let shipper = Shipper::start(writer.clone(), reader, Box::new(JetstreamLog::new(settings)?))?;

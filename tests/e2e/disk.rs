@@ -1,18 +1,11 @@
 //! The disk under the spool is full, and the log takes nothing at the same time: what is served then, what is said of
 //! it, and that what was lost is declared.
-//!
-//! A small disk is mounted over a data folder, which takes CAP_SYS_ADMIN: root has it, and so has anyone in a name space
-//! of their own (`unshare --map-root-user --mount`).
-
-use std::fs::File;
-use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::{Value, json};
 use waybill_auditor::verify::verify;
 use waybill_events::log::Log;
 use waybill_schema::event::{Class, Event};
+use waybill_servers::disk::Disk;
 use waybill_servers::nats::{Nats, Options};
 
 use crate::client::Client;
@@ -21,7 +14,6 @@ use crate::log::{Told, open, told_after_losses};
 use crate::processes::served;
 use crate::world::{Plan, World};
 
-const KIB: usize = 1024;
 /// Chats in each part of a run.
 const CHATS: usize = 40;
 /// What a chat that needs one send says: `selection`, `attempt`, `preference`, `request`.
@@ -29,48 +21,6 @@ const FACTS_PER_CHAT: u64 = 4;
 /// A writer says every ten seconds that it is there, and a sign of life may be among what is lost: one a minute of a
 /// slow run's patience.
 const ALIVE_MAX: u64 = 12;
-
-/// A small disk over a folder, until it is dropped.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn over(folder: PathBuf, kib: usize) -> Self {
-        std::fs::create_dir_all(&folder).expect("a folder can be made");
-        let size = format!("size={kib}k");
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&folder).output();
-        let mount = mount.expect("this test needs the program `mount`");
-        let said = String::from_utf8_lossy(&mount.stderr);
-        let how = "run it as root, or in `unshare --map-root-user --mount`";
-        assert!(mount.status.success(), "a disk of its own takes CAP_SYS_ADMIN, which this user lacks: {how}: {said}");
-        Self(folder)
-    }
-
-    /// Takes all the room that is left.
-    fn fill(&self) {
-        let mut filler = File::create(self.filler()).expect("a file can be made");
-        let full = loop {
-            if let Err(error) = filler.write_all(&[0; 4 * KIB]) {
-                break error;
-            }
-        };
-        assert_eq!(full.kind(), ErrorKind::StorageFull);
-    }
-
-    fn make_room(&self) {
-        std::fs::remove_file(self.filler()).expect("the filler can be removed");
-    }
-
-    fn filler(&self) -> PathBuf {
-        self.0.join("filler")
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        // A test that has failed already tells of its own failure.
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
 
 async fn chats(client: &Client) {
     for n in 0..CHATS {
@@ -118,7 +68,7 @@ fn check(log: &mut dyn Log, n_chats: usize, lost: &Value) -> Told {
 async fn a_gateway_on_a_full_disk_without_the_log_serves_and_declares_what_it_loses() {
     let nats = Nats::start(&Options::default());
     let mut fleet = Fleet::prepare(&Plan::of(&["a"]), &[nats.url()], 1).await;
-    let disk = Disk::over(fleet.data(0), 512);
+    let disk = Disk::over(&fleet.data(0), 512);
     fleet.start_auditor().await;
     fleet.restart(0).await;
     let client = fleet.client(0);
@@ -155,7 +105,7 @@ async fn a_gateway_on_a_full_disk_without_the_log_serves_and_declares_what_it_lo
 async fn an_embedded_instance_on_a_full_disk_serves_and_declares_what_it_loses() {
     let mut world = World::start(Plan::of(&["a"])).await;
     world.stop().await;
-    let disk = Disk::over(world.data(), 4 * KIB);
+    let disk = Disk::over(&world.data(), 4096);
     world.restart().await;
     let client = world.client();
     chats(&client).await;

@@ -13,6 +13,7 @@ mod upstreams;
 mod wiretap;
 mod world;
 
+mod archive;
 mod basics;
 mod bytes;
 mod catalogue;
