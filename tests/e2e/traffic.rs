@@ -179,6 +179,8 @@ pub(crate) struct Compared {
     pub(crate) n_sends: usize,
     /// Sends whose gateway was killed before it recorded their end.
     pub(crate) n_abandoned: usize,
+    /// Sends that their gateway cut off when it had to end.
+    pub(crate) n_cancelled: usize,
     /// Those of them that the upstream never saw.
     pub(crate) n_without_call: usize,
 }
@@ -197,12 +199,14 @@ pub(crate) fn compare(told: &Told, upstreams: &Upstreams, chats: &[Chat]) -> Com
     for (place, calls) in &calls {
         assert!(sends.contains_key(&(place.0.as_str(), place.1)), "no send of {place:?} is on record: {calls:?}");
     }
-    let mut compared = Compared { n_calls: 0, n_sends: 0, n_abandoned: 0, n_without_call: 0 };
+    let mut compared = Compared { n_calls: 0, n_sends: 0, n_abandoned: 0, n_cancelled: 0, n_without_call: 0 };
     for ((session, channel), sends) in &sends {
         let calls = calls.get(&((*session).to_owned(), *channel)).map_or(&[][..], Vec::as_slice);
         compared.n_calls += calls.len();
         compared.n_sends += sends.len();
-        compared.n_abandoned += sends.iter().filter(|send| send.class == Class::Abandoned).count();
+        let n_ended = |class| sends.iter().filter(|send| send.class == class).count();
+        compared.n_abandoned += n_ended(Class::Abandoned);
+        compared.n_cancelled += n_ended(Class::Cancelled);
         compared.n_without_call += join(session, sends, calls);
     }
     check_answers(told, chats);
@@ -229,6 +233,7 @@ fn agree(send: &UsageAttempt, call: &Call) -> bool {
     let tokens = [send.usage.input, send.usage.output];
     match (send.class, call.did.first(), call.end) {
         (Class::Abandoned, ..) => true,
+        (Class::Cancelled, _, end) => end.is_some(),
         (Class::Upstream5xx, Some(Action::Status { status, .. }), _) => send.status == Some(*status),
         (Class::Interrupted, Some(Action::CutAfterEvents { .. }), Some(End::Reset)) => send.status == call.status,
         (Class::Success, None, Some(End::Finished)) => {
