@@ -10,6 +10,7 @@ mod program;
 mod said;
 mod traffic;
 mod upstreams;
+mod way;
 mod wiretap;
 mod world;
 
@@ -25,6 +26,7 @@ mod failover;
 mod follow;
 mod identity;
 mod kill;
+mod nats;
 mod processes;
 mod readme;
 mod redecide;
