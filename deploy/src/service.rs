@@ -208,7 +208,8 @@ impl Vitals {
     /// A log that is away is told of but keeps nobody from serving, as long as the facts find room.
     fn tell(&self, now: Time) -> Readiness {
         let spooled = self.gateway.ledger.standing();
-        let health = self.progress.standing().health;
+        let shipped = self.progress.standing();
+        let health = shipped.health;
         let waiting = self.progress.waiting();
         let draining = self.draining.load(Ordering::Relaxed);
         let sight = self.sight.look();
@@ -225,6 +226,7 @@ impl Vitals {
                 "reachable": reachable,
                 "lag_facts": waiting.facts,
                 "lag_seconds": waiting.oldest.map_or(0, |oldest| seconds_between(oldest, now)),
+                "resent": shipped.resent,
                 "health": format!("{health:?}"),
             },
             "catalogue": {

@@ -95,7 +95,7 @@ async fn a_gateway_on_a_full_disk_without_the_log_serves_and_declares_what_it_lo
     fleet.stop(0).await;
     let lost = ready["detail"]["spool"]["lost"].clone();
     assert_eq!(fleet.upstreams.calls().len(), 4 * CHATS);
-    let told = fleet.read(move |log| check(log, 4 * CHATS, &lost)).await;
+    let told = fleet.look(move |log| check(log, 4 * CHATS, &lost)).await;
     assert_eq!(told.fold.usage.n_open(), 0);
     assert!(told.n_attempts(Class::Success) >= 3 * CHATS);
 }

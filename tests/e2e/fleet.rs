@@ -8,6 +8,7 @@ use std::process::{ExitStatus, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
+use waybill_auditor::verify::{Verified, verify};
 use waybill_events::jetstream::{JetstreamLog, Settings};
 
 use crate::client::Client;
@@ -17,7 +18,7 @@ use crate::upstreams::Upstreams;
 use crate::world::{KEY, PATIENCE, Plan, SECRETS};
 
 /// The stream that every fleet uses.
-const STREAM: &str = "WAYBILL";
+pub(crate) const STREAM: &str = "WAYBILL";
 /// The most bytes of a stream that a test makes.
 const STREAM_BYTES_MAX: u64 = 256 << 20;
 
@@ -171,18 +172,23 @@ impl Fleet {
 
     /// All that the log says.
     pub(crate) async fn told(&self) -> Told {
-        self.read(|log| told_of(log)).await
+        self.look(|log| told_of(log)).await
     }
 
-    /// What `read` makes of the log, on a thread where it may wait.
-    pub(crate) async fn read<T: Send + 'static>(
+    /// What the auditor finds in the log when it looks at every frame and fact.
+    pub(crate) async fn verified(&self) -> Verified {
+        self.look(|log| verify(log).expect("the log can be read")).await
+    }
+
+    /// What `look` makes of the log, on a thread where it may wait.
+    pub(crate) async fn look<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&mut JetstreamLog) -> T + Send + 'static,
+        look: impl FnOnce(&mut JetstreamLog) -> T + Send + 'static,
     ) -> T {
         let (servers, stream, replicas) = (self.servers.clone(), STREAM.to_owned(), self.replicas);
         let settings = Settings { servers, stream, replicas, bytes_max: STREAM_BYTES_MAX };
-        let read = || read(&mut JetstreamLog::new(settings).expect("a log can be made"));
-        tokio::task::spawn_blocking(read).await.expect("the log is whole")
+        let looked = move || look(&mut JetstreamLog::new(settings).expect("a log can be made"));
+        tokio::task::spawn_blocking(looked).await.expect("the log is whole")
     }
 
     fn gateway(&self, n: usize) -> &Process {

@@ -10,6 +10,7 @@ mod program;
 mod said;
 mod traffic;
 mod upstreams;
+mod way;
 mod wiretap;
 mod world;
 
@@ -28,6 +29,7 @@ mod follow;
 mod gateways;
 mod identity;
 mod kill;
+mod nats;
 mod orphans;
 mod processes;
 mod readme;

@@ -101,7 +101,7 @@ async fn a_gateway_that_wakes_up_under_a_name_that_was_taken_ends_and_its_calls_
     traffic.end().await;
     fleet.stop_all().await;
     // The fold counts what it hears of a request that it had given up.
-    let told = fleet.read(|log| told_after_losses(log)).await;
+    let told = fleet.look(|log| told_after_losses(log)).await;
     assert_eq!(told.fold.usage.n_open(), 0);
     let late = late_ends(&told);
     println!("{} sends ended after their writer's name was taken", late.len());

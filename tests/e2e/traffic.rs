@@ -4,7 +4,7 @@
 //! facts can be joined send by send. Conversations (another header) are shared by requests of all gateways, so that
 //! pins are made and followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -210,6 +210,7 @@ pub(crate) fn compare(told: &Told, upstreams: &Upstreams, chats: &[Chat]) -> Com
         compared.n_without_call += join(session, sends, calls);
     }
     check_answers(told, chats);
+    check_mixture(told, calls.values().flatten());
     println!("{compared:?} of {} chats", chats.len());
     compared
 }
@@ -254,6 +255,13 @@ fn check_answers(told: &Told, chats: &[Chat]) {
             assert_eq!(succeeded, 1, "{session} was answered in full");
         }
     }
+}
+
+/// All dialects, whole and streamed, have been called; some sends failed at once and some in their middle.
+fn check_mixture<'a>(told: &Told, calls: impl Iterator<Item = &'a Call>) {
+    let shapes: BTreeSet<(&str, bool)> = calls.map(|call| (call.path.as_str(), call.stream)).collect();
+    assert_eq!(shapes.len(), 2 * DIALECTS.len(), "{shapes:?}");
+    assert!(told.n_attempts(Class::Upstream5xx) > 0 && told.n_attempts(Class::Interrupted) > 0);
 }
 
 /// The row of every send, by its session and its channel, in order; and the check that each send is on record once and
