@@ -82,29 +82,21 @@ async fn accept<F>(
     F: Future<Output = Result<Response<Body>, Infallible>> + Send + 'static,
 {
     let graceful = GracefulShutdown::new();
-    let serve = |stream: TcpStream| {
-        graceful.watch(builder(&stream).serve_connection(TokioIo::new(stream), service_fn(lead.clone())))
-    };
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     let drain = loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(serve(stream))),
+                Ok((stream, _)) => {
+                    let lead = service_fn(lead.clone());
+                    connections.spawn(graceful.watch(builder(&stream).serve_connection(TokioIo::new(stream), lead)));
+                }
                 Err(error) => refuse_for_now(&error).await,
             },
             Some(_) = connections.join_next() => {}
             drain = &mut stop => break drain,
         }
     };
-    // Who has knocked already is let in: a connection that waits in the kernel would be reset.
-    loop {
-        tokio::select! {
-            biased;
-            Ok((stream, _)) = listener.accept() => drop(connections.spawn(serve(stream))),
-            () = std::future::ready(()) => break,
-        }
-    }
     drop(listener);
     let drained = tokio::time::timeout(drain, graceful.shutdown()).await;
     if drained.is_err() {

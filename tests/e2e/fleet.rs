@@ -1,7 +1,6 @@
 //! A fleet: many `waybill gateway` and `waybill auditor` as processes of their own, over scripted upstreams and real
 //! NATS servers, which belong to the test.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Output};
 
@@ -109,14 +108,9 @@ impl Fleet {
         self.gateways[n].take().expect("the gateway runs").kill().await;
     }
 
-    /// Asks gateway `n` to end, as an operator would.
-    pub(crate) async fn ask_to_stop(&self, n: usize) {
-        self.gateway(n).signal("TERM").await;
-    }
-
     /// Ends gateway `n` as an operator would.
     pub(crate) async fn stop(&mut self, n: usize) {
-        self.ask_to_stop(n).await;
+        self.gateway(n).signal("TERM").await;
         let ended = self.ended(n).await;
         assert!(ended.success(), "gateway {n} ended with {ended}");
     }
@@ -150,14 +144,9 @@ impl Fleet {
         self.gateways[n].take().expect("the gateway runs")
     }
 
-    /// Where gateway `n` listens.
-    pub(crate) fn addr(&self, n: usize) -> SocketAddr {
-        self.gateway(n).addr
-    }
-
     /// A client of gateway `n`.
     pub(crate) fn client(&self, n: usize) -> Client {
-        Client::new(self.addr(n), KEY)
+        Client::new(self.gateway(n).addr, KEY)
     }
 
     /// What gateway `n` says of itself once `holds` is true of it.
