@@ -120,6 +120,6 @@ fn late_ends(told: &Told) -> BTreeSet<String> {
     let ends: BTreeSet<(&str, u16)> = ends.iter().map(|end| (end.request.as_str(), end.attempt)).collect();
     let is_late =
         |row: &&UsageAttempt| row.class == Class::Abandoned && ends.contains(&(row.request.as_str(), row.attempt));
-    let sessions = told.attempts_by_session().into_iter();
-    sessions.filter(|(_, rows)| rows.iter().any(|row| is_late(row))).map(|(session, _)| session.to_owned()).collect()
+    let late = told.attempts_by_session().into_iter().filter(|(_, rows)| rows.iter().any(is_late));
+    late.map(|(session, _)| session.to_owned()).collect()
 }
