@@ -11,7 +11,7 @@ use crate::world::Plan;
 const CHAT: &str = "/v1/chat/completions";
 
 /// Where a request of `session` is served.
-async fn served(client: &Client, session: &str) -> String {
+pub(crate) async fn served(client: &Client, session: &str) -> String {
     let body = json!({"model": "gpt", "messages": [{"role": "user", "content": "Hello"}]});
     let answer = client.post(CHAT, &[("x-session-id", session)], &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
