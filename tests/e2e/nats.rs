@@ -19,12 +19,12 @@ use crate::way::Way;
 use crate::world::PATIENCE;
 
 const GATEWAYS: usize = 3;
-/// An upstream takes some 80 ms for an answer: so many chats are half a minute of traffic.
-const FIRST_TOKEN_MS: u64 = 40;
-const CHUNK_MS: u64 = 10;
-const CHATS: usize = 5_000;
+/// An upstream takes 80 or 160 ms for an answer, whole or streamed: so many chats are half a minute of traffic.
+const FIRST_TOKEN_MS: u64 = 80;
+const CHUNK_MS: u64 = 20;
+const CHATS: usize = 3_000;
 /// Chats before and after a fault, and while nothing else is waited for in it.
-const SOME: usize = 300;
+const SOME: usize = 200;
 /// Chats between two looks at what gateways say of their log.
 const BETWEEN_LOOKS: usize = 2;
 /// No chat takes longer in an outage than this, or so many times the longest before it.
