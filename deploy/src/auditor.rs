@@ -14,7 +14,7 @@ use waybill_gateway::server::{self, Readiness};
 use crate::follow::Follower;
 use crate::trail::Trail;
 use crate::watch::{Stamp, Watch};
-use crate::{check, gateway, service};
+use crate::{archive, check, gateway, service};
 
 /// How long questions about its health get to end when it stops.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// Where to answer `/healthz` and `/readyz`; without it, nowhere
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
+    /// A folder to archive the log into, by stretches of some thousand frames
+    #[arg(long, value_name = "DIR")]
+    archive: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
@@ -35,9 +38,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let stamp = Stamp::of(&args.config);
     let config = check::load(&args.config)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let log = JetstreamLog::new(gateway::settings(&config, &args.config)?)?;
+    let settings = gateway::settings(&config, &args.config)?;
+    let log = JetstreamLog::new(settings.clone())?;
+    let archive = args.archive.map(|dir| archive::keep(dir, JetstreamLog::new(settings)?)).transpose()?;
     let watch = Watch::start(args.config, stamp, &config, Follower::new(log, Trail::default()))?;
-    runtime.block_on(audit(&watch, args.listen))
+    let audited = runtime.block_on(audit(&watch, args.listen));
+    drop(archive);
+    audited
 }
 
 async fn audit(watch: &Watch, listen: Option<SocketAddr>) -> anyhow::Result<()> {

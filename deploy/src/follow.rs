@@ -1,7 +1,7 @@
 //! Following the catalogue: a gateway looks at the log five times a second, and what is new is swapped in while requests
 //! run. A request took its snapshot when it came and never sees half a batch.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,10 +161,8 @@ impl<L: Log> Turn<L> {
         let config = self.gateway.serving.load().config.clone();
         self.gateway.serving.store(Arc::new(serving(trail, config)));
         tracing::info!(revision = trail.rows().revision, "another catalogue is in force");
-        if let Some(copy) = &self.copy
-            && let Err(error) = trail.write(copy)
-        {
-            tracing::error!(%error, copy = %copy.display(), "the local copy of the catalogue cannot be written");
+        if let Some(copy) = &self.copy {
+            keep(trail, copy);
         }
         self.in_force = trail.sum().map(str::to_owned);
     }
@@ -184,9 +182,73 @@ impl<L: Log> Turn<L> {
     }
 }
 
+/// Keeps a trail that is in force for a start without the log.
+pub(crate) fn keep(trail: &Trail, copy: &Path) {
+    if let Err(error) = trail.write(copy) {
+        tracing::error!(%error, copy = %copy.display(), "the local copy of the catalogue cannot be written");
+    }
+}
+
 /// The snapshot of a trail. What of its secrets cannot be had is logged.
 pub(crate) fn serving(trail: &Trail, config: Arc<Config>) -> Serving {
     let (serving, unresolved) = Serving::new(Catalogue::compile(trail.rows()), config, &data::resolve);
     unresolved.iter().for_each(|missing| tracing::error!("{missing}"));
     serving
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+    use waybill_auditor::catalogue;
+    use waybill_events::sqlite::SqliteLog;
+    use waybill_schema::catalogue::{Route, Row, Rows};
+
+    use super::*;
+
+    /// A log of the catalogue with one batch for each route, which it makes the only one.
+    fn log(folder: &TempDir, routes: &[&str]) -> SqliteLog {
+        let path = folder.path().join(routes.join("-"));
+        let mut log = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("a log can be made");
+        let mut rows = Rows::default();
+        for model in routes {
+            let model = (*model).into();
+            let route = Route { model, fallbacks: Vec::new(), sticky_session: true, first_token_seconds: None };
+            let batch = rows.batch_to(vec![Row::Route(route)], "somebody", "some reason", None);
+            rows.apply(&batch).expect("the batch fits");
+            catalogue::append(&mut log, batch, Time(0)).expect("the log takes the batch");
+        }
+        log
+    }
+
+    fn followed(follower: &mut Follower<SqliteLog>) -> String {
+        for _ in 0..LOOKS_PER_CHECK {
+            follower.look().expect("the log can be read");
+        }
+        let rows = follower.trail().rows();
+        let ids: Vec<&str> = rows.iter().map(|(key, _)| key.id.as_str()).collect();
+        format!("{} {}", rows.revision, ids.join(" "))
+    }
+
+    #[test]
+    fn a_log_that_lost_its_end_is_followed_again_once_it_goes_on() {
+        let folder = TempDir::new().expect("a temporary folder can be made");
+        let mut follower = Follower::new(log(&folder, &["a", "b", "c"]), Trail::default());
+        assert_eq!(followed(&mut follower), "3 c");
+        follower.log = log(&folder, &["a", "b"]);
+        assert_eq!(followed(&mut follower), "3 c", "what was in force stays");
+        follower.log = log(&folder, &["a", "b", "d"]);
+        assert_eq!(followed(&mut follower), "3 d", "the log is the truth");
+        follower.log = log(&folder, &["x"]);
+        assert_eq!(followed(&mut follower), "1 x");
+    }
+
+    #[test]
+    fn a_trail_from_elsewhere_is_compared_with_the_log_at_the_first_look() {
+        let folder = TempDir::new().expect("a temporary folder can be made");
+        let mut before = Follower::new(log(&folder, &["a", "b"]), Trail::default());
+        before.look().expect("the log can be read");
+        let mut follower = Follower::new(log(&folder, &["a", "b", "c"]), before.trail);
+        follower.look().expect("the log can be read");
+        assert_eq!(follower.trail().rows().revision, 3);
+    }
 }

@@ -23,7 +23,7 @@ use waybill_schema::event::Epoch;
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
-use crate::follow::Follower;
+use crate::follow::{self, Follower};
 use crate::service::{self, Parts};
 use crate::trail::Trail;
 use crate::{DataDir, check, data, logs};
@@ -85,7 +85,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     if follower.trail().sum().is_none() {
         bail!("the log holds no catalogue yet: `waybill auditor` or `waybill apply FILE` brings one there");
     }
-    follower.trail().write(&copy).with_context(|| format!("{} cannot be written", copy.display()))?;
+    follow::keep(follower.trail(), &copy);
     let shipper = Shipper::start(writer.clone(), reader, Box::new(JetstreamLog::new(settings)?))?;
     let ledger = service::begin(writer.clone(), spool, [logged, recovered.last], &secret, State::default())?;
     tracing::info!(%writer, epoch = ledger.standing().last.epoch, "begins");

@@ -1,6 +1,7 @@
 //! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
 
 mod apply;
+mod archive;
 mod auditor;
 mod catalogue;
 mod check;
@@ -20,6 +21,7 @@ mod simulator;
 mod table;
 mod trail;
 mod up;
+mod verify;
 mod watch;
 
 use std::path::PathBuf;
@@ -63,6 +65,10 @@ enum Command {
     Health(health::Args),
     /// Tell what an acknowledgement of the log means: what it survives on this server, and what not
     Doctor(doctor::Args),
+    /// Check sums, chains, numbers and batches of the log
+    Verify(verify::Args),
+    /// Close what the log holds as verified files
+    Archive(archive::Args),
     /// Run a simulated upstream with a prompt cache, scripted faults and a call log
     Simulator(simulator::Args),
     /// Print shell completions
@@ -93,6 +99,8 @@ fn main() -> ExitCode {
         Command::Sessions(args) => sessions::run(&args),
         Command::Health(args) => health::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Archive(args) => archive::run(&args),
         Command::Simulator(args) => simulator::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "waybill", &mut std::io::stdout());

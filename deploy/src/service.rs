@@ -128,6 +128,7 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
     // Whoever reads the greeting may ask to stop at once.
     let asked = asked_to_stop()?;
     greet(greeting);
+    tracing::info!(listen = %parts.listener.local_addr()?, "serving");
 
     let mut chores = JoinSet::new();
     chores.spawn(show_life(gateway.clone()));

@@ -330,21 +330,20 @@ fn frames_of(mut body: &[u8]) -> Option<Vec<StoredFrame>> {
 }
 
 /// Archive and log read as one: what the archive holds comes from it, and the rest from the log.
-#[derive(Debug)]
-pub struct Archived<L> {
+pub struct Archived {
     archive: Archive,
-    log: L,
+    log: Box<dyn Log>,
 }
 
-impl<L: Log> Archived<L> {
+impl Archived {
     /// Puts `archive` before `log`; fails where the two do not belong together.
-    pub fn new(mut archive: Archive, mut log: L) -> Result<Self, ArchiveError> {
-        archive.agrees_with(&mut log)?;
+    pub fn new(mut archive: Archive, mut log: Box<dyn Log>) -> Result<Self, ArchiveError> {
+        archive.agrees_with(&mut *log)?;
         Ok(Self { archive, log })
     }
 }
 
-impl<L: Log> Log for Archived<L> {
+impl Log for Archived {
     fn append(&mut self, frames: &[Frame], expected: Option<Seq>, sent: Time) -> Result<Vec<Appended>, AppendError> {
         self.log.append(frames, expected, sent)
     }

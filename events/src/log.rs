@@ -1,8 +1,9 @@
 //! The log: frames in one order, appended by compare-and-set on their writer's last frame.
 //!
 //! Expecting a sequence gives exactly-once without a window of time: a repeated append conflicts instead of storing
-//! twice, and so does a process that was thought dead and comes back. The embedded log ([`crate::sqlite`]) is one
-//! implementation; what any must hold is written as the conformance tests of this crate.
+//! twice, and so does a process that was thought dead and comes back. There are two: the embedded log
+//! ([`crate::sqlite`]) and the one on JetStream ([`crate::jetstream`]). What any must hold is written as the conformance
+//! tests of this crate.
 
 use std::error::Error;
 use std::fmt;

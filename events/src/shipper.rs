@@ -365,6 +365,11 @@ impl Shipping {
                 self.go_on_behind(last);
                 frames.clear();
             }
+            Found::Newer if self.is_of_an_earlier_life(last.as_ref()) => {
+                // What the life before sent at its end has come to the log only now.
+                self.take_up()?;
+                frames.clear();
+            }
             Found::Newer => return Err(last.map_or_else(diverged, |last| End::Fenced(last.epoch()))),
             Found::Older => {
                 self.send_again(last)?;
@@ -373,6 +378,10 @@ impl Shipping {
             Found::Other => return Err(diverged()),
         }
         Ok(())
+    }
+
+    fn is_of_an_earlier_life(&self, last: Option<&Last>) -> bool {
+        last.zip(self.reader.begun()).is_some_and(|(last, begun)| last.header.epoch < begun)
     }
 
     fn advance(&mut self, last: Last) {

@@ -345,6 +345,14 @@ fn example_rows() -> Vec<Row> {
 }
 
 #[test]
+fn the_example_for_many_machines_is_all_in_force() {
+    let config = good(include_str!("../../deploy/examples/many.yaml"), &[]);
+    assert_eq!(config.warnings, []);
+    let log = config.log.expect("it names the log's servers");
+    assert_eq!((log.nats.len(), log.replicas, log.mib_max, config.drain_seconds), (3, 3, 10240, 30));
+}
+
+#[test]
 fn settings_that_change_nothing_yet_are_named() {
     let warned = |text: &str, variables: &[(&str, &str)]| -> Vec<(u64, String)> {
         good(text, variables).warnings.into_iter().map(|warning| (warning.line, warning.field)).collect()

@@ -69,6 +69,9 @@ async fn a_gateway_that_starts_while_nats_is_away_serves_by_its_copy_and_reconci
         (&json!("copy"), Some(5))
     );
 
+    // A stop does not wait for NATS, and the next life ships what this one recorded.
+    fleet.stop(0).await;
+    fleet.restart(0).await;
     fleet.configure(&Plan { members: vec!["priority: 20".to_owned()], ..Plan::of(&["a"]) });
     nats.restart();
     let reconciled = |ready: &Value| revision(2)(ready) && ready["detail"]["log"]["lag_facts"] == 0;
@@ -117,6 +120,20 @@ async fn others_serve_on_while_a_gateway_and_the_auditor_are_dead() {
     let told = fleet.told().await;
     assert_eq!((told.n_attempts(Class::Success), fleet.upstreams.calls().len()), (5, 5));
     assert_eq!(told.fold.gate.summary().writers["gw-0"].epoch, 2);
+}
+
+#[tokio::test]
+async fn each_way_to_run_a_gateway_says_which_configuration_it_is_for() {
+    let fleet = Fleet::prepare(&Plan::of(&["a"]), &["nats://127.0.0.1:4222".to_owned()], 1).await;
+    let said = async |command: &str| {
+        let mut command = fleet.command(&[command, "--listen", "127.0.0.1:0", "--data"]);
+        let output = command.arg(fleet.data(0)).output().await.expect("the binary can be run");
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).expect("the message is text")
+    };
+    assert!(said("up").await.contains("use `waybill gateway`"));
+    std::fs::write(fleet.config(), "listen: 127.0.0.1:1\n").expect("the configuration can be written");
+    assert!(said("gateway").await.contains("use `waybill up`"));
 }
 
 /// DESIGN.md, section 5: of two processes under one name the newer one writes, and the older one ends.

@@ -59,7 +59,7 @@ fn archive_and_log_read_as_one_also_when_the_log_was_trimmed() {
     let archive = Archive::open(&folder).unwrap();
     archive.verify().unwrap();
     assert_eq!(archive.last(), Seq(7));
-    let mut both = Archived::new(archive, log).unwrap();
+    let mut both = Archived::new(archive, Box::new(log)).unwrap();
     assert_eq!(all(&mut both), whole);
     assert_eq!(both.head().unwrap(), Seq(10));
     assert_eq!(both.read_of(&"gw-b".into(), Seq::START, 100).unwrap(), of_b);

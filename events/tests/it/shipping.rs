@@ -63,9 +63,11 @@ pub(crate) fn texts(facts: &[Fact]) -> Vec<(u64, u64, String)> {
     facts.iter().map(|fact| (fact.revision.epoch, fact.revision.number, said(fact))).collect()
 }
 
-/// A log that is away while `away`, and that at the tries in `silent` stores so many frames and loses its answer.
+/// A log that is away while `away`, and that at the tries in `silent` stores so many frames and loses its answer; `late`
+/// was sent before all else and arrives just before the first of them.
 struct Unreliable {
     log: SqliteLog,
+    late: Option<Frame>,
     away: Arc<AtomicBool>,
     silent: Vec<(usize, usize)>,
     tries: usize,
@@ -76,7 +78,7 @@ const ALL: usize = usize::MAX;
 
 impl Unreliable {
     fn new(dir: &Path, away: bool, silent: &[(usize, usize)]) -> Self {
-        Self { log: log(dir), away: Arc::new(AtomicBool::new(away)), silent: silent.to_vec(), tries: 0 }
+        Self { log: log(dir), late: None, away: Arc::new(AtomicBool::new(away)), silent: silent.to_vec(), tries: 0 }
     }
 
     fn is_away(&self) -> Result<(), std::io::Error> {
@@ -88,6 +90,7 @@ impl Log for Unreliable {
     fn append(&mut self, frames: &[Frame], expected: Option<Seq>, sent: Time) -> Result<Vec<Appended>, AppendError> {
         self.is_away().map_err(|error| AppendError::Unavailable(error.into()))?;
         self.tries += 1;
+        self.late.take().map(|late| self.log.append(&[late], None, sent)).transpose()?;
         let silent = self.silent.iter().find(|(at, _)| *at == self.tries);
         let n_stored = silent.map_or(frames.len(), |(_, n)| frames.len().min(*n));
         let appended = self.log.append(&frames[..n_stored], expected, sent)?;
@@ -146,6 +149,22 @@ fn what_an_earlier_life_left_is_sent_first_and_in_frames_of_its_own() {
     ship(reader, log(dir.path())).stop(LONG);
     assert_eq!(texts(&facts(dir.path())), [(1, 1, "old".into()), (2, 1, "new".into())]);
     assert_eq!(log(dir.path()).read(Seq::START, 10).unwrap().len(), 2);
+}
+
+#[test]
+fn what_an_earlier_life_sent_may_arrive_after_the_next_has_looked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, reader, _) = begin(dir.path(), Options::default());
+    append(&mut spool, "old");
+    append(&mut spool, "older");
+    drop((spool, reader));
+    let (mut spool, reader, _) = begin(dir.path(), Options::default());
+    append(&mut spool, "new");
+    let late = Frame::seal(WRITER.into(), 1, Link::start(), 1, 1, line(1, "old").as_bytes());
+    let shipper = ship(reader, Unreliable { late: Some(late), ..Unreliable::new(dir.path(), false, &[]) });
+    assert_eq!(shipper.stop(LONG).health, Health::Stopped);
+    let expected = [(1, 1, "old".into()), (1, 2, "older".into()), (2, 1, "new".into())];
+    assert_eq!(texts(&facts(dir.path())), expected);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use tokio::process::Command;
 
 use crate::process::Program;
 
@@ -41,12 +42,41 @@ impl Gateways {
 
     /// Starts an instance over equal `upstreams`, each `host:port`; the same `data` name finds the same log again.
     pub(crate) async fn start(&self, data: &str, upstreams: &[String]) -> anyhow::Result<Gateway> {
-        let folder = self.folder.path();
-        let (config, log) = (folder.join("waybill.yaml"), folder.join("waybill.err"));
-        std::fs::write(&config, yaml(upstreams, &folder.join("caller.key")))?;
+        self.configure("", upstreams)?;
+        self.run("up", data).await
+    }
+
+    /// Starts one gateway of many, over the log at the NATS server `url`, and brings the catalogue there before.
+    pub(crate) async fn start_on(&self, url: &str, data: &str, upstreams: &[String]) -> anyhow::Result<Gateway> {
+        let secret = self.folder.path().join("caller.key");
+        let log = format!("log: {{ nats: ['{url}'], mib_max: 1024 }}\ndeployment_secret: file:{}\n", secret.display());
+        self.configure(&log, upstreams)?;
+        let mut apply = Command::new(&self.binary);
+        apply.arg("apply").arg(self.config()).arg("--data").arg(self.data(data));
+        let applied = apply.output().await?;
+        ensure!(applied.status.success(), "the catalogue is not applied: {}", String::from_utf8_lossy(&applied.stderr));
+        self.run("gateway", data).await
+    }
+
+    /// The data folder of that name.
+    pub(crate) fn data(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.path().join("waybill.yaml")
+    }
+
+    fn configure(&self, log: &str, upstreams: &[String]) -> anyhow::Result<()> {
+        let text = log.to_owned() + &yaml(upstreams, &self.folder.path().join("caller.key"));
+        Ok(std::fs::write(self.config(), text)?)
+    }
+
+    async fn run(&self, command: &str, data: &str) -> anyhow::Result<Gateway> {
+        let log = self.folder.path().join("waybill.err");
         let text = |path: &Path| path.display().to_string();
-        let (config, data) = (text(&config), text(&folder.join(data)));
-        let args = ["up", "--config", &config, "--data", &data, "--listen", "127.0.0.1:0"].map(str::to_owned);
+        let (config, data) = (text(&self.config()), text(&self.data(data)));
+        let args = [command, "--config", &config, "--data", &data, "--listen", "127.0.0.1:0"].map(str::to_owned);
         let mut program = Program::start("waybill", MEASURED_CORE, &self.binary, &args, Some(&log))?;
         let said = program.line().await;
         let said = said.with_context(|| std::fs::read_to_string(&log).unwrap_or_default())?;

@@ -5,6 +5,7 @@
 
 mod cache;
 mod draws;
+mod facts;
 mod floor;
 mod gate;
 mod gateway;
@@ -46,6 +47,8 @@ enum Command {
     Cache(Where),
     /// CPU, latency and memory beside a bare pass-through
     Overhead(Where),
+    /// CPU of the gateway for a fact, on both logs, beside only decoding and only writing it
+    Facts(Where),
     /// A short replay through a real gateway over simulated providers
     Live(Where),
     /// A bare pass-through to UPSTREAM
@@ -84,6 +87,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Cache(place) => cache::run(&place.traces)?,
         Command::Live(place) => guarded(live::run(&place.traces, &place.waybill))?,
         Command::Overhead(place) => guarded(overhead::run(&place.waybill))?,
+        Command::Facts(place) => guarded(facts::run(&place.waybill))?,
         Command::All(place) => all(&place)?,
     };
     println!();
@@ -97,6 +101,8 @@ fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
     gates.extend(guarded(live::run(&place.traces, &place.waybill))?);
     println!();
     gates.extend(guarded(overhead::run(&place.waybill))?);
+    println!();
+    gates.extend(guarded(facts::run(&place.waybill))?);
     Ok(gates)
 }
 
