@@ -1,8 +1,9 @@
 //! `waybill gateway`: one gateway of many, which share a log on NATS JetStream.
 //!
-//! The order of a start: the spool is opened; the log is asked, for some seconds at most, where this writer stands and
-//! what the catalogue is; a new epoch begins; then the door opens. A log that is away is waited for no longer: the copy
-//! of the catalogue beside the spool serves until the log answers (docs/adr/0027).
+//! The order of a start: the spool is opened; the log is asked, for some seconds at most, what the catalogue is, where
+//! this writer stands and what of the spool it has overtaken; a new epoch begins, with that in it; then the door opens. A
+//! log that is away is waited for no longer: the copy of the catalogue beside the spool serves until the log answers
+//! (docs/adr/0027), and what the shipper finds overtaken then waits for the next start (docs/adr/0024).
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -13,13 +14,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use waybill_auditor::catalogue;
 use waybill_events::jetstream::{JetstreamLog, Settings};
-use waybill_events::log::Log;
 use waybill_events::shipper::Shipper;
-use waybill_events::spool::{self, Spool};
+use waybill_events::spool::{self, Orphans, Reader, Spool};
+use waybill_gateway::ledger::Ledger;
 use waybill_gateway::proxy::Placement;
 use waybill_routing::state::State;
 use waybill_schema::config::Config;
-use waybill_schema::event::Epoch;
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
@@ -65,14 +65,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let listener = runtime.block_on(service::bind(args.listen, &config))?;
     let listen = listener.local_addr()?;
 
-    let (spool, reader, recovered) = Spool::open(&data::spool_folder(&data), spool::Options::default())?;
+    let (mut spool, mut reader, recovered) = Spool::open(&data::spool_folder(&data), spool::Options::default())?;
     let copy = data.join("catalogue");
     let mut follower = Follower::new(JetstreamLog::new(settings.clone())?, copied(&copy));
-    let logged = match first_look(&mut follower, &writer) {
-        Ok(logged) => logged,
+    let orphans = match first_look(&mut follower, &reader, &writer) {
+        Ok(orphans) => orphans,
         Err(why) if follower.trail().sum().is_some() => {
             tracing::warn!("the log is away: the local copy of the catalogue is served by until it answers: {why:#}");
-            None
+            Orphans::default()
         }
         Err(why) => {
             let servers = settings.servers.join(", ");
@@ -86,9 +86,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         bail!("the log holds no catalogue yet: `waybill auditor` or `waybill apply FILE` brings one there");
     }
     follow::keep(follower.trail(), &copy);
+    let epoch = service::begin(&mut spool, &mut reader, orphans, recovered.last, &secret)?;
+    tracing::info!(%writer, epoch, "begins");
     let shipper = Shipper::start(writer.clone(), reader, Box::new(JetstreamLog::new(settings)?))?;
-    let ledger = service::begin(writer.clone(), spool, [logged, recovered.last], &secret, State::default())?;
-    tracing::info!(%writer, epoch = ledger.standing().last.epoch, "begins");
+    let ledger = Ledger::new(writer.clone(), epoch, spool, State::default());
     let parts = Parts {
         listener,
         config: Arc::new(config),
@@ -145,13 +146,13 @@ fn copied(path: &Path) -> Trail {
     })
 }
 
-/// Asks the log for the catalogue and for the last place of `writer`, for [`LOG_WAIT`] at most.
-fn first_look(follower: &mut Follower<JetstreamLog>, writer: &WriterId) -> anyhow::Result<Option<Epoch>> {
+/// Asks the log, for [`LOG_WAIT`] at most, for the catalogue and for what it has of `writer`.
+fn first_look(follower: &mut Follower<JetstreamLog>, reader: &Reader, writer: &WriterId) -> anyhow::Result<Orphans> {
     let deadline = Time::wall_clock().plus_ms(LOG_WAIT.as_millis() as i64);
     loop {
-        let looked = follower.look().and_then(|()| Ok(follower.log.last(writer)?));
+        let looked = follower.look().and_then(|()| Ok(Orphans::find(reader, &mut follower.log, writer)?));
         match looked {
-            Ok(last) => return Ok(last.map(|last| last.epoch())),
+            Ok(orphans) => return Ok(orphans),
             Err(error) if Time::wall_clock() >= deadline => return Err(error),
             Err(_) => std::thread::park_timeout(LOG_PAUSE),
         }

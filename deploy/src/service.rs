@@ -15,16 +15,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use waybill_events::log::Log;
 use waybill_events::shipper::{Health, Progress, Shipper};
-use waybill_events::spool::{SPOOL_BYTES_MAX, Spool};
+use waybill_events::spool::{Orphans, Reader, SPOOL_BYTES_MAX, Spool};
 use waybill_gateway::ledger::Ledger;
 use waybill_gateway::metrics::Metrics;
 use waybill_gateway::proxy::{Gateway, Placement};
 use waybill_gateway::server::{self, House, Readiness, Ready};
 use waybill_gateway::upstream::Upstream;
-use waybill_routing::state::State;
 use waybill_schema::config::Config;
 use waybill_schema::event::{Alive, Epoch, Event, Started};
-use waybill_schema::id::WriterId;
+use waybill_schema::frame::Body;
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
@@ -86,21 +85,23 @@ pub(crate) fn secret(config: &Config, data: &Path) -> anyhow::Result<DeploymentS
     Ok(DeploymentSecret::new(text.as_bytes()))
 }
 
-/// Begins the writer's next epoch, after the last one of those `known` from its spool and from the log.
+/// Begins the writer's next epoch, behind what the log and the spool (`spooled`) have of it, and gives its number: first
+/// `started`, then the `orphans`, which the log will not take in any other way (ADR 24).
 pub(crate) fn begin(
-    writer: WriterId,
-    mut spool: Spool,
-    known: [Option<Epoch>; 2],
+    spool: &mut Spool,
+    reader: &mut Reader,
+    orphans: Orphans,
+    spooled: Option<Epoch>,
     secret: &DeploymentSecret,
-    state: State,
-) -> anyhow::Result<Ledger> {
-    let before = known.into_iter().flatten().max_by_key(|place| (place.epoch, place.last));
-    let epoch = before.map_or(1, |place| place.epoch + 1);
+) -> anyhow::Result<u64> {
+    let previous = orphans.previous(spooled);
+    let epoch = previous.map_or(1, |place| place.epoch + 1);
     spool.begin(epoch)?;
-    let ledger = Ledger::new(writer, epoch, spool, state);
-    let started = Started { version: env!("CARGO_PKG_VERSION").to_owned(), secret: secret.id(), previous: before };
-    ledger.record(Time::wall_clock(), vec![Event::Started(started)]).context("the spool takes no facts")?;
-    Ok(ledger)
+    let started = Started { version: env!("CARGO_PKG_VERSION").to_owned(), secret: secret.id(), previous };
+    let started = Body::of(&Event::Started(started));
+    spool.append(&[started], Time::wall_clock()).context("the spool takes no facts")?;
+    orphans.adopt(spool, reader)?;
+    Ok(epoch)
 }
 
 /// Serves until the process is asked to stop or another has taken over its name, which is an error.
@@ -207,7 +208,8 @@ impl Vitals {
     /// A log that is away is told of but keeps nobody from serving, as long as the facts find room.
     fn tell(&self, now: Time) -> Readiness {
         let spooled = self.gateway.ledger.standing();
-        let health = self.progress.standing().health;
+        let shipped = self.progress.standing();
+        let health = shipped.health;
         let waiting = self.progress.waiting();
         let draining = self.draining.load(Ordering::Relaxed);
         let sight = self.sight.look();
@@ -224,6 +226,7 @@ impl Vitals {
                 "reachable": reachable,
                 "lag_facts": waiting.facts,
                 "lag_seconds": waiting.oldest.map_or(0, |oldest| seconds_between(oldest, now)),
+                "resent": shipped.resent,
                 "health": format!("{health:?}"),
             },
             "catalogue": {

@@ -1,7 +1,7 @@
 //! `waybill up`: everything in one process, on one SQLite file.
 //!
-//! The order of a start: the log is opened and folded; what the spool still holds from the life before is sent to it;
-//! the configuration becomes a catalogue batch if its hash is new; a new epoch begins; then the door opens.
+//! The order of a start: the log is opened and folded; the configuration becomes a catalogue batch if its hash is new; a
+//! new epoch begins; what the spool holds, mostly from the life before, is sent to the log and folded; then the door opens.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use waybill_auditor::catalogue as desk;
 use waybill_events::log::{Log, Seq};
 use waybill_events::shipper::{Progress, Shipper};
-use waybill_events::spool::{self, Spool};
+use waybill_events::spool::{self, Orphans, Spool};
 use waybill_events::sqlite::SqliteLog;
 use waybill_gateway::ledger::Ledger;
 use waybill_gateway::proxy::Placement;
@@ -114,7 +114,7 @@ fn open(data: &Path, config: &Config, secret: &DeploymentSecret) -> anyhow::Resu
     let writer = WriterId::from(WRITER);
     // The log lies beside the spool: what costs it acknowledged facts costs the spool them too.
     let options = spool::Options { retention: Duration::ZERO, ..spool::Options::default() };
-    let (spool, reader, recovered) = Spool::open(&data::spool_folder(data), options)?;
+    let (mut spool, mut reader, recovered) = Spool::open(&data::spool_folder(data), options)?;
     let path = data::log_file(data);
     let (mut log, start) = embedded::open(&path)?;
     report(&start);
@@ -123,12 +123,12 @@ fn open(data: &Path, config: &Config, secret: &DeploymentSecret) -> anyhow::Resu
         tracing::info!(revision = batch.revision, changes = batch.ops.len(), "the configuration changes the catalogue");
         desk::append(&mut log, batch, Time::wall_clock())?;
     }
-    let logged = log.last(&writer)?.map(|last| last.epoch());
+    let orphans = Orphans::find(&reader, &mut log, &writer)?;
+    let epoch = service::begin(&mut spool, &mut reader, orphans, recovered.last, secret)?;
     let shipper = Shipper::start(writer.clone(), reader, Box::new(log))?;
-    let spooled = recovered.last;
-    catch_up(&path, shipper.progress(), spooled, seq, &mut fold)?;
+    catch_up(&path, shipper.progress(), Epoch { epoch, last: spool.last_number() }, seq, &mut fold)?;
 
-    let ledger = service::begin(writer, spool, [logged, spooled], secret, fold.state)?;
+    let ledger = Ledger::new(writer, epoch, spool, fold.state);
     let mut follower = Follower::new(SqliteLog::open_read_only(&path)?, Trail::default());
     follower.look()?;
     Ok(Embedded { ledger, shipper, follower })
@@ -143,19 +143,11 @@ fn report(start: &Start) {
     }
 }
 
-/// Waits until what the spool held from the life before is in the log, and folds what came after frame `seq`.
-fn catch_up(
-    path: &Path,
-    progress: &Progress,
-    spooled: Option<Epoch>,
-    mut seq: Seq,
-    fold: &mut Fold,
-) -> anyhow::Result<()> {
-    if let Some(place) = spooled {
-        let standing = progress.wait_for(place, Duration::from_secs(SHIP_SECONDS));
-        if !standing.covers(place) {
-            bail!("the spool of the life before did not reach the log: {standing:?}");
-        }
+/// Waits until the log has all that the spool holds, up to `place`, and folds what came after frame `seq`.
+fn catch_up(path: &Path, progress: &Progress, place: Epoch, mut seq: Seq, fold: &mut Fold) -> anyhow::Result<()> {
+    let standing = progress.wait_for(place, Duration::from_secs(SHIP_SECONDS));
+    if !standing.covers(place) {
+        bail!("what the spool holds did not reach the log: {standing:?}");
     }
     let mut log = SqliteLog::open_read_only(path)?;
     let mut written = Vec::new();

@@ -57,7 +57,7 @@ pub struct Options {
     pub segment_bytes_max: u64,
     /// See [`SPOOL_BYTES_MAX`].
     pub spool_bytes_max: u64,
-    /// See [`RETENTION`]; zero for a log that does not lose what it has acknowledged.
+    /// See [`RETENTION`]; shorter where the disk is full, zero for a log that does not lose what it has acknowledged.
     pub retention: Duration,
     /// See [`RETENTION_BYTES_MAX`].
     pub retention_bytes_max: u64,
@@ -238,6 +238,8 @@ impl Spool {
         let written = self.write(number + 1..=end, made, self.shared.options.spool_bytes_max);
         if let Err(error) = written {
             self.shared.state().gone.splice(..0, gone);
+            // One number for each fact: a declaration that was not written needs none.
+            let last = number + bodies.len() as u64;
             self.take_number(last);
             self.lose(number + 1, last, &error);
             return Err(error);
@@ -311,12 +313,33 @@ impl Spool {
             return Err(AppendError::Full { held });
         }
         segment::finish_record(&mut self.buffer);
-        self.rotate(*numbers.start(), bytes).map_err(AppendError::Write)?;
-        let current = self.current.as_mut().ok_or(AppendError::NoEpoch)?;
-        current.write(&self.buffer).map_err(AppendError::Write)?;
-        current.number = *numbers.end();
+        self.put(*numbers.start()).map_err(AppendError::Write)?;
+        self.take_number(*numbers.end());
         self.shared.grow(Count { facts: numbers.end() + 1 - numbers.start(), bytes }, made);
         Ok(())
+    }
+
+    /// Puts the record in the buffer on the disk. New facts are worth more than copies of what the log has.
+    fn put(&mut self, first: u64) -> io::Result<()> {
+        match self.try_to_put(first) {
+            Err(error) if is_full(&error) && self.make_room() => self.try_to_put(first),
+            put => put,
+        }
+    }
+
+    fn try_to_put(&mut self, first: u64) -> io::Result<()> {
+        self.rotate(first, self.buffer.len() as u64)?;
+        self.current.as_mut().map_or(Ok(()), |current| current.write(&self.buffer))
+    }
+
+    /// Removes what is held only in case that the log loses it; says whether there was anything.
+    fn make_room(&self) -> bool {
+        let spared = self.shared.spare();
+        let removed = spared.iter().filter(|name| fs::remove_file(name.path(&self.shared.dir)).is_ok()).count();
+        if removed > 0 {
+            tracing::warn!(removed, "the disk is full: acknowledged segments are let go before their time");
+        }
+        removed > 0
     }
 
     fn take_number(&mut self, number: u64) {
@@ -396,6 +419,10 @@ impl Syncer {
         self.shared.synced(&unsynced);
         Ok(())
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn lock(dir: &Path) -> Result<File, SpoolError> {

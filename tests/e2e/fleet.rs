@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
+use waybill_auditor::verify::{Verified, verify};
 use waybill_events::jetstream::{JetstreamLog, Settings};
 
 use crate::client::Client;
@@ -16,7 +17,7 @@ use crate::upstreams::Upstreams;
 use crate::world::{KEY, PATIENCE, Plan, SECRETS};
 
 /// The stream that every fleet uses.
-const STREAM: &str = "WAYBILL";
+pub(crate) const STREAM: &str = "WAYBILL";
 /// The most bytes of a stream that a test makes.
 const STREAM_BYTES_MAX: u64 = 256 << 20;
 
@@ -86,14 +87,19 @@ impl Fleet {
 
     /// Starts gateway `n`, again where it has ended.
     pub(crate) async fn restart(&mut self, n: usize) {
-        let process = Process::start(&mut self.command_gateway(n)).await;
+        self.start_as(n, n).await;
+    }
+
+    /// Starts gateway `n`, on its own data folder but under the name of gateway `of`.
+    pub(crate) async fn start_as(&mut self, n: usize, of: usize) {
+        let process = Process::start(&mut self.command_gateway(n, of)).await;
         self.gateways.resize_with(self.gateways.len().max(n + 1), || None);
         self.gateways[n] = Some(process);
     }
 
     /// Runs gateway `n` to an end that it comes to by itself, and gives what it said.
     pub(crate) async fn refused(&self, n: usize) -> Output {
-        let run = tokio::time::timeout(PATIENCE, self.command_gateway(n).output()).await;
+        let run = tokio::time::timeout(PATIENCE, self.command_gateway(n, n).output()).await;
         run.expect("the gateway ends").expect("the gateway can be run")
     }
 
@@ -155,19 +161,32 @@ impl Fleet {
 
     /// All that the log says.
     pub(crate) async fn told(&self) -> Told {
+        self.look(|log| told_of(log)).await
+    }
+
+    /// What the auditor finds in the log when it looks at every frame and fact.
+    pub(crate) async fn verified(&self) -> Verified {
+        self.look(|log| verify(log).expect("the log can be read")).await
+    }
+
+    /// What `look` makes of the log, on a thread where it may wait.
+    pub(crate) async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&mut JetstreamLog) -> T + Send + 'static,
+    ) -> T {
         let (servers, stream, replicas) = (self.servers.clone(), STREAM.to_owned(), self.replicas);
         let settings = Settings { servers, stream, replicas, bytes_max: STREAM_BYTES_MAX };
-        let read = || told_of(&mut JetstreamLog::new(settings).expect("a log can be made"));
-        tokio::task::spawn_blocking(read).await.expect("the log is whole")
+        let looked = move || look(&mut JetstreamLog::new(settings).expect("a log can be made"));
+        tokio::task::spawn_blocking(looked).await.expect("the log is whole")
     }
 
     fn gateway(&self, n: usize) -> &Process {
         self.gateways[n].as_ref().expect("the gateway runs")
     }
 
-    fn command_gateway(&self, n: usize) -> Command {
+    fn command_gateway(&self, n: usize, of: usize) -> Command {
         let mut command = self.command(&["gateway", "--listen", "127.0.0.1:0", "--data"]);
-        command.arg(self.data(n)).arg("--writer").arg(format!("gw-{n}"));
+        command.arg(self.data(n)).arg("--writer").arg(format!("gw-{of}"));
         command
     }
 
@@ -184,7 +203,8 @@ impl Fleet {
     }
 }
 
-async fn ready_when(client: &Client, holds: impl Fn(&Value) -> bool) -> Value {
+/// What the process behind `client` says of itself once `holds` is true of it.
+pub(crate) async fn ready_when(client: &Client, holds: impl Fn(&Value) -> bool) -> Value {
     let held = async {
         loop {
             let ready = client.get("/readyz", &[]).await.json();

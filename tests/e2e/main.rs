@@ -2,12 +2,15 @@
 
 mod client;
 mod dialect;
+mod dice;
 mod fleet;
 mod log;
 mod process;
 mod program;
 mod said;
+mod traffic;
 mod upstreams;
+mod way;
 mod wiretap;
 mod world;
 
@@ -18,12 +21,16 @@ mod catalogue;
 mod clients;
 mod codex;
 mod death;
+mod disk;
 mod doctor;
 mod errors;
 mod failover;
 mod follow;
+mod gateways;
 mod identity;
 mod kill;
+mod nats;
+mod orphans;
 mod processes;
 mod readme;
 mod redecide;

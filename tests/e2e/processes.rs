@@ -11,7 +11,7 @@ use crate::world::Plan;
 const CHAT: &str = "/v1/chat/completions";
 
 /// Where a request of `session` is served.
-async fn served(client: &Client, session: &str) -> String {
+pub(crate) async fn served(client: &Client, session: &str) -> String {
     let body = json!({"model": "gpt", "messages": [{"role": "user", "content": "Hello"}]});
     let answer = client.post(CHAT, &[("x-session-id", session)], &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -69,6 +69,9 @@ async fn a_gateway_that_starts_while_nats_is_away_serves_by_its_copy_and_reconci
         (&json!("copy"), Some(5))
     );
 
+    // A stop does not wait for NATS, and the next life ships what this one recorded.
+    fleet.stop(0).await;
+    fleet.restart(0).await;
     fleet.configure(&Plan { members: vec!["priority: 20".to_owned()], ..Plan::of(&["a"]) });
     nats.restart();
     let reconciled = |ready: &Value| revision(2)(ready) && ready["detail"]["log"]["lag_facts"] == 0;

@@ -58,6 +58,8 @@ pub(super) struct Stream {
     settings: Settings,
     link: Link,
     checked: Option<Checked>,
+    /// The connection over which a frame was last seen to continue what the stream holds.
+    continued: Option<u64>,
 }
 
 /// A check of the stream.
@@ -106,7 +108,7 @@ struct Batch {
 impl Stream {
     pub(super) async fn open(settings: Settings) -> io::Result<Self> {
         let link = Link::open(settings.servers.clone()).await?;
-        Ok(Self { settings, link, checked: None })
+        Ok(Self { settings, link, checked: None, continued: None })
     }
 
     /// Publishes frame by frame, each after the acknowledgement of the one before.
@@ -118,12 +120,30 @@ impl Stream {
     ) -> Result<Vec<Appended>, AppendError> {
         let mut appended: Vec<Appended> = Vec::with_capacity(frames.len());
         for frame in frames {
-            self.ready().await?;
             let before = appended.last().map_or(expected, |last| Some(last.seq));
+            self.ready().await?;
+            self.continues(frame, before).await?;
             let seq = self.publish(frame, before, sent).await?;
             appended.push(Appended { seq });
         }
         Ok(appended)
+    }
+
+    /// Makes sure, once for each connection, that `frame` continues its writer's chain: a server that lost its tail gives
+    /// sequences out again, and then the expected one may be that of another frame.
+    async fn continues(&mut self, frame: &Frame, expected: Option<Seq>) -> Result<(), AppendError> {
+        let connection = self.checked.map(|checked| checked.connection);
+        if self.continued == connection {
+            return Ok(());
+        }
+        let Header { writer, prev, .. } = &frame.header;
+        let last = self.last(writer).await?;
+        let actual = last.as_ref().map(|last| last.seq);
+        if actual != expected || last.is_some_and(|last| last.header.sum != *prev) {
+            return Err(AppendError::Conflict { expected, actual });
+        }
+        self.continued = connection;
+        Ok(())
     }
 
     async fn publish(&mut self, frame: &Frame, expected: Option<Seq>, sent: Time) -> Result<Seq, AppendError> {

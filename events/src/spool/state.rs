@@ -128,6 +128,22 @@ impl State {
         self.written.bytes - self.acked_bytes_most
     }
 
+    /// Takes off the list, from the oldest on, what is acknowledged and `is_due`, and gives the names.
+    ///
+    /// The newest segment with a fact is always kept, for it tells a start without the log which epoch was the last.
+    fn let_go(&mut self, is_due: impl Fn(&Segment, Count) -> bool) -> Vec<Name> {
+        let mut gone = Vec::new();
+        while let Some(oldest) = self.segments.front() {
+            let last = self.segments.iter().skip(1).all(|later| later.bytes == 0);
+            if last || !oldest.acked(self.acked) || !is_due(oldest, self.acked) {
+                break;
+            }
+            gone.push(oldest.name);
+            self.segments.pop_front();
+        }
+        gone
+    }
+
     fn acknowledge(&mut self, acked: Count, oldest: Option<Time>) {
         self.acked = acked;
         self.acked_bytes_most = self.acked_bytes_most.max(acked.bytes);
@@ -192,8 +208,6 @@ impl Shared {
     }
 
     /// Lets go of the segments whose retention is over, and gives their names.
-    ///
-    /// The newest segment with a fact is always kept, for it tells a start without the log which epoch was the last.
     pub(super) fn expire(&self, now: Time) -> Vec<Name> {
         let mut state = self.state();
         let State { segments, acked, .. } = &mut *state;
@@ -201,19 +215,16 @@ impl Shared {
         for segment in segments.iter_mut().take(n_closed).filter(|segment| segment.acked(*acked)) {
             segment.acked_at.get_or_insert(now);
         }
-        let mut expired = Vec::new();
-        while let Some(oldest) = segments.front() {
-            let last = segments.iter().skip(1).all(|later| later.bytes == 0);
+        state.let_go(|oldest, acked| {
             let held_ms = oldest.acked_at.map_or(0, |at| now.ms_since(at));
-            let due = u128::from(held_ms) >= self.options.retention.as_millis()
-                || acked.bytes - oldest.before.bytes > self.options.retention_bytes_max;
-            if last || !oldest.acked(*acked) || !due {
-                break;
-            }
-            expired.push(oldest.name);
-            segments.pop_front();
-        }
-        expired
+            u128::from(held_ms) >= self.options.retention.as_millis()
+                || acked.bytes - oldest.before.bytes > self.options.retention_bytes_max
+        })
+    }
+
+    /// Lets go of all that the log has acknowledged, whatever is left of its retention, and gives the names.
+    pub(super) fn spare(&self) -> Vec<Name> {
+        self.state().let_go(|_, _| true)
     }
 
     /// Takes the segments of `epoch` and of those before it off the list, and gives their names.

@@ -13,6 +13,9 @@ use super::{MADE, event, line, reading};
 /// When every frame of these tests is sent: 1500 ms after its facts were made.
 pub(crate) const SENT: Time = Time(1_798_000_001_500);
 
+/// How often a frame is sent to a log that is unavailable.
+const TRIES_MAX: usize = 1000;
+
 /// Makes a `#[test]` of every fact for one log; `$world` makes a way to open a new, empty one.
 macro_rules! suite {
     ($store:ident, $world:expr) => {
@@ -77,7 +80,10 @@ impl Chain {
 }
 
 fn append(log: &mut impl Log, frames: &[Frame], expected: Option<Seq>) -> Option<Seq> {
-    let appended = log.append(frames, expected, SENT).expect("the log takes the frames");
+    // A log of three servers may be between two leaders, and says so.
+    let mut tries = std::iter::repeat_with(|| log.append(frames, expected, SENT)).take(TRIES_MAX);
+    let taken = tries.find(|taken| !matches!(taken, Err(AppendError::Unavailable(_))));
+    let appended = taken.expect("the log is there in the end").expect("the log takes the frames");
     assert_eq!(appended.len(), frames.len());
     assert!(appended.windows(2).all(|pair| pair[0].seq < pair[1].seq), "sequences grow");
     appended.last().map(|last| last.seq)

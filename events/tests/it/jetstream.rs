@@ -37,10 +37,10 @@ fn open(nats: &Nats) -> JetstreamLog {
     JetstreamLog::new(settings(vec![nats.url()], 1)).unwrap()
 }
 
-/// Opens the log on a cluster and waits until its stream has a leader.
+/// Opens the log on a cluster and waits until its stream has a leader that this connection's server knows of.
 fn open_cluster(cluster: &NatsCluster) -> JetstreamLog {
     let mut log = JetstreamLog::new(settings(cluster.urls(), 3)).unwrap();
-    until(|| log.head().ok());
+    until(|| log.head().and_then(|_| log.last(&"nobody".into())).and_then(|_| log.read(Seq::START, 1)).ok());
     log
 }
 
@@ -308,6 +308,23 @@ fn a_writer_that_was_replaced_conflicts() {
         other => panic!("no conflict but {other:?}"),
     }
     assert_eq!(zombie.last(&"gw-a".into()).unwrap().map(|last| last.epoch()), Some(Epoch { epoch: 2, last: 1 }));
+}
+
+#[test]
+fn a_sequence_that_was_given_out_twice_is_not_taken_for_the_expected_one() {
+    let mut nats = server("");
+    let mut log = open(&nats);
+    let first = frame(Link::start(), 1, 10);
+    let seq = log.append(std::slice::from_ref(&first), None, SENT).unwrap()[0].seq;
+    nats.kill();
+    std::fs::remove_dir_all(nats.store_dir()).unwrap();
+    nats.restart();
+    let other = Frame::seal("gw-a".into(), 2, Link::start(), 1, 1, line(1, "other").as_bytes());
+    assert_eq!(open(&nats).append(&[other], None, SENT).unwrap()[0].seq, seq);
+    let second = frame(Link::after(&first.header), 2, 10);
+    let refused = std::iter::repeat_with(|| log.append(std::slice::from_ref(&second), Some(seq), SENT))
+        .find(|appended| !matches!(appended, Err(AppendError::Unavailable(_))));
+    assert!(matches!(refused, Some(Err(AppendError::Conflict { .. }))), "{refused:?}");
 }
 
 #[test]

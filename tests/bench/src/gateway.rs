@@ -4,6 +4,9 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::process::Command;
 
 use crate::process::Program;
 
@@ -30,6 +33,19 @@ pub(crate) struct Gateway {
     pub(crate) address: String,
 }
 
+impl Gateway {
+    /// The catalogue's revision in force, as `/readyz` tells it.
+    pub(crate) async fn revision(&self) -> anyhow::Result<u64> {
+        let mut stream = TcpStream::connect(&self.address).await?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let (_, body) = answer.split_once("\r\n\r\n").context("the answer has no body")?;
+        let told: serde_json::Value = serde_json::from_str(body)?;
+        told["detail"]["catalogue"]["revision"].as_u64().with_context(|| format!("no revision in {body}"))
+    }
+}
+
 impl Gateways {
     /// A new folder for instances of `binary`.
     pub(crate) fn new(binary: &Path) -> anyhow::Result<Self> {
@@ -41,12 +57,52 @@ impl Gateways {
 
     /// Starts an instance over equal `upstreams`, each `host:port`; the same `data` name finds the same log again.
     pub(crate) async fn start(&self, data: &str, upstreams: &[String]) -> anyhow::Result<Gateway> {
-        let folder = self.folder.path();
-        let (config, log) = (folder.join("waybill.yaml"), folder.join("waybill.err"));
-        std::fs::write(&config, yaml(upstreams, &folder.join("caller.key")))?;
+        self.configure("", upstreams)?;
+        self.run("up", data).await
+    }
+
+    /// Starts one gateway of many, over the log at the NATS server `url`, and brings the catalogue there before.
+    pub(crate) async fn start_on(&self, url: &str, data: &str, upstreams: &[String]) -> anyhow::Result<Gateway> {
+        let secret = self.folder.path().join("caller.key");
+        let log = format!("log: {{ nats: ['{url}'], mib_max: 1024 }}\ndeployment_secret: file:{}\n", secret.display());
+        self.configure(&log, upstreams)?;
+        self.apply().await?;
+        self.run("gateway", data).await
+    }
+
+    /// Brings the catalogue in the log to what the configuration says.
+    pub(crate) async fn apply(&self) -> anyhow::Result<()> {
+        let applied = Command::new(&self.binary).arg("apply").arg(self.config()).output().await?;
+        ensure!(applied.status.success(), "the catalogue is not applied: {}", String::from_utf8_lossy(&applied.stderr));
+        Ok(())
+    }
+
+    /// Changes the name of the group, which makes a batch of one row.
+    pub(crate) fn rename(&self, from: &str, to: &str) -> anyhow::Result<()> {
+        let [from, to] = [from, to].map(|name| format!("display_name: {name},"));
+        let text = std::fs::read_to_string(self.config())?.replace(&from, &to);
+        Ok(std::fs::write(self.config(), text)?)
+    }
+
+    /// The data folder of that name.
+    pub(crate) fn data(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn config(&self) -> PathBuf {
+        self.folder.path().join("waybill.yaml")
+    }
+
+    fn configure(&self, log: &str, upstreams: &[String]) -> anyhow::Result<()> {
+        let text = log.to_owned() + &yaml(upstreams, &self.folder.path().join("caller.key"));
+        Ok(std::fs::write(self.config(), text)?)
+    }
+
+    async fn run(&self, command: &str, data: &str) -> anyhow::Result<Gateway> {
+        let log = self.folder.path().join("waybill.err");
         let text = |path: &Path| path.display().to_string();
-        let (config, data) = (text(&config), text(&folder.join(data)));
-        let args = ["up", "--config", &config, "--data", &data, "--listen", "127.0.0.1:0"].map(str::to_owned);
+        let (config, data) = (text(&self.config()), text(&self.data(data)));
+        let args = [command, "--config", &config, "--data", &data, "--listen", "127.0.0.1:0"].map(str::to_owned);
         let mut program = Program::start("waybill", MEASURED_CORE, &self.binary, &args, Some(&log))?;
         let said = program.line().await;
         let said = said.with_context(|| std::fs::read_to_string(&log).unwrap_or_default())?;

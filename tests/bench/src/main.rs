@@ -3,8 +3,10 @@
 //! Each part prints what it measured; the gates follow at the end, one line each, and a gate that fails makes the
 //! exit code 1. The programs that the overhead part needs beside Waybill are further subcommands of this binary.
 
+mod batch;
 mod cache;
 mod draws;
+mod facts;
 mod floor;
 mod gate;
 mod gateway;
@@ -46,6 +48,10 @@ enum Command {
     Cache(Where),
     /// CPU, latency and memory beside a bare pass-through
     Overhead(Where),
+    /// CPU of the gateway for a fact, on both logs, beside only decoding and only writing it
+    Facts(Where),
+    /// How long a batch of catalogue changes takes to three gateways
+    Batch(Where),
     /// A short replay through a real gateway over simulated providers
     Live(Where),
     /// A bare pass-through to UPSTREAM
@@ -84,6 +90,8 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Cache(place) => cache::run(&place.traces)?,
         Command::Live(place) => guarded(live::run(&place.traces, &place.waybill))?,
         Command::Overhead(place) => guarded(overhead::run(&place.waybill))?,
+        Command::Facts(place) => guarded(facts::run(&place.waybill))?,
+        Command::Batch(place) => guarded(batch::run(&place.waybill))?,
         Command::All(place) => all(&place)?,
     };
     println!();
@@ -97,6 +105,10 @@ fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
     gates.extend(guarded(live::run(&place.traces, &place.waybill))?);
     println!();
     gates.extend(guarded(overhead::run(&place.waybill))?);
+    println!();
+    gates.extend(guarded(facts::run(&place.waybill))?);
+    println!();
+    gates.extend(guarded(batch::run(&place.waybill))?);
     Ok(gates)
 }
 

@@ -177,7 +177,7 @@ impl Comparison {
             [("floor", &self.stand.floor, &self.stand.floor_at), ("Waybill", &ours.program, &ours.address)]
         {
             let before = program.rss_mib()?;
-            let mut open = self.stand.start_load(&target, load)?;
+            let mut open = self.stand.start_load(target, load)?;
             open.all_open().await?;
             let during = program.rss_mib()?;
             let report = open.report().await?;

@@ -51,6 +51,12 @@ impl Cpu {
     }
 }
 
+/// The CPU time that this process has used so far.
+pub(crate) fn own_cpu() -> anyhow::Result<Cpu> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    parse_stat(&stat).context("/proc/self/stat cannot be read")
+}
+
 impl Program {
     /// Starts `binary` on `core`; its error output goes to `log`, or is ours where there is none.
     pub(crate) fn start(

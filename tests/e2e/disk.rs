@@ -1,0 +1,128 @@
+//! The disk under the spool is full, and the log takes nothing at the same time: what is served then, what is said of
+//! it, and that what was lost is declared.
+
+use serde_json::{Value, json};
+use waybill_auditor::verify::verify;
+use waybill_events::log::Log;
+use waybill_schema::event::{Class, Event};
+use waybill_servers::disk::Disk;
+use waybill_servers::nats::{Nats, Options};
+
+use crate::client::Client;
+use crate::fleet::{Fleet, ready_when};
+use crate::log::{Told, open, told_after_losses};
+use crate::processes::served;
+use crate::world::{Plan, World};
+
+/// Chats in each part of a run.
+const CHATS: usize = 40;
+/// What a chat that needs one send says: `selection`, `attempt`, `preference`, `request`.
+const FACTS_PER_CHAT: u64 = 4;
+/// A writer says every ten seconds that it is there, and a sign of life may be among what is lost: one a minute of a
+/// slow run's patience.
+const ALIVE_MAX: u64 = 12;
+
+async fn chats(client: &Client) {
+    for n in 0..CHATS {
+        served(client, &format!("s-{n}")).await;
+    }
+}
+
+/// What `/readyz` says of the spool and of the log: whether the gateway is ready, records, and reaches the log.
+fn vitals(ready: &Value) -> [&Value; 3] {
+    [&ready["ready"], &ready["detail"]["spool"]["records"], &ready["detail"]["log"]["reachable"]]
+}
+
+fn no_loss_since(ready: &Value) -> bool {
+    vitals(ready) == [&json!(true); 3] && ready["detail"]["log"]["lag_facts"] == 0
+}
+
+/// How many facts of chats the log has, and how many it says are lost.
+fn kept_and_declared(told: &Told) -> (u64, u64) {
+    let of_a_chat = |event: &Event| {
+        matches!(event, Event::Selection(_) | Event::Attempt(_) | Event::Preference(_) | Event::Request(_))
+    };
+    let kept = told.facts.iter().filter(|fact| of_a_chat(&fact.event)).count();
+    let declared = told.facts.iter().map(|fact| match &fact.event {
+        Event::Dropped(dropped) => dropped.last + 1 - dropped.first,
+        _ => 0,
+    });
+    (kept as u64, declared.sum())
+}
+
+/// Checks that what was kept and what is declared come to all of `n_chats`, and that no auditor finds a fault with it.
+fn check(log: &mut dyn Log, n_chats: usize, lost: &Value) -> Told {
+    let told = told_after_losses(log);
+    let (kept, declared) = kept_and_declared(&told);
+    println!("{kept} facts of {n_chats} chats are kept, {declared} are declared as lost");
+    let (all, of_chats) = (kept + declared, FACTS_PER_CHAT * n_chats as u64);
+    assert!((of_chats..=of_chats + ALIVE_MAX).contains(&all), "{kept} kept, {declared} declared of {of_chats}");
+    assert_eq!(Some(declared), lost.as_u64(), "as many are declared as /readyz said");
+    let verified = verify(log).expect("the log can be read");
+    assert_eq!((verified.findings, verified.duplicates), (Vec::new(), 0));
+    told
+}
+
+/// Issue 3; DESIGN.md, section 8: "disk full under the spool, log away too".
+#[tokio::test]
+async fn a_gateway_on_a_full_disk_without_the_log_serves_and_declares_what_it_loses() {
+    let nats = Nats::start(&Options::default());
+    let mut fleet = Fleet::prepare(&Plan::of(&["a"]), &[nats.url()], 1).await;
+    let disk = Disk::over(&fleet.data(0), 512);
+    fleet.start_auditor().await;
+    fleet.restart(0).await;
+    let client = fleet.client(0);
+    chats(&client).await;
+    fleet.ready_when(0, no_loss_since).await;
+
+    nats.stop();
+    chats(&client).await;
+    disk.fill();
+    chats(&client).await;
+    let red = fleet.ready_when(0, |ready| vitals(ready) == [&json!(false); 3]).await;
+    assert_ne!(red["detail"]["spool"]["lost"], 0, "{red}");
+    assert_ne!(red["detail"]["log"]["lag_facts"], 0, "{red}");
+
+    disk.make_room();
+    chats(&client).await;
+    let on_disk = fleet.ready_when(0, |ready| vitals(ready) == [&json!(true), &json!(true), &json!(false)]).await;
+    nats.cont();
+    let ready = fleet.ready_when(0, no_loss_since).await;
+    assert_eq!(ready["detail"]["spool"]["lost"], on_disk["detail"]["spool"]["lost"], "nothing was lost any more");
+    fleet.stop(0).await;
+    // What of a chat is open because its end was lost is abandoned by the next life.
+    fleet.restart(0).await;
+    fleet.stop(0).await;
+    let lost = ready["detail"]["spool"]["lost"].clone();
+    assert_eq!(fleet.upstreams.calls().len(), 4 * CHATS);
+    let told = fleet.look(move |log| check(log, 4 * CHATS, &lost)).await;
+    assert_eq!(told.fold.usage.n_open(), 0);
+    assert!(told.n_attempts(Class::Success) >= 3 * CHATS);
+}
+
+/// The log of an embedded instance lies on the same disk.
+#[tokio::test]
+async fn an_embedded_instance_on_a_full_disk_serves_and_declares_what_it_loses() {
+    let mut world = World::start(Plan::of(&["a"])).await;
+    world.stop().await;
+    let disk = Disk::over(&world.data(), 4096);
+    world.restart().await;
+    let client = world.client();
+    chats(&client).await;
+    world.settled().await;
+
+    disk.fill();
+    chats(&client).await;
+    let red = ready_when(&client, |ready| vitals(ready)[..2] == [&json!(false); 2]).await;
+    assert_ne!(red["detail"]["spool"]["lost"], 0, "{red}");
+
+    disk.make_room();
+    chats(&client).await;
+    let ready = ready_when(&client, no_loss_since).await;
+    world.stop().await;
+    world.restart().await;
+    world.stop().await;
+    assert_eq!(world.calls().len(), 3 * CHATS);
+    let told = check(&mut open(&world.data()), 3 * CHATS, &ready["detail"]["spool"]["lost"]);
+    assert_eq!(told.fold.usage.n_open(), 0);
+}
