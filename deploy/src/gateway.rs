@@ -17,14 +17,15 @@ use waybill_events::jetstream::{JetstreamLog, Settings};
 use waybill_events::shipper::Shipper;
 use waybill_events::spool::{self, Orphans, Reader, Spool};
 use waybill_gateway::ledger::Ledger;
-use waybill_gateway::proxy::Placement;
+use waybill_gateway::shared::InProcess;
+use waybill_gateway::shared::redis::RedisState;
 use waybill_routing::state::State;
 use waybill_schema::config::Config;
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
 use crate::follow::{self, Follower};
-use crate::service::{self, Parts};
+use crate::service::{self, Parts, Shared};
 use crate::trail::Trail;
 use crate::{DataDir, check, data, logs};
 
@@ -90,6 +91,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     tracing::info!(%writer, epoch, "begins");
     let shipper = Shipper::start(writer.clone(), reader, Box::new(JetstreamLog::new(settings)?))?;
     let ledger = Ledger::new(writer.clone(), epoch, spool, State::default());
+    let shared = match &config.state {
+        None => Shared::InProcess(InProcess::AmongOthers),
+        Some(state) => {
+            let _on_the_runtime = runtime.enter();
+            let redis = RedisState::new(state, writer.clone()).context("state.redis is no server to be asked")?;
+            Shared::Redis(Arc::new(redis))
+        }
+    };
     let parts = Parts {
         listener,
         config: Arc::new(config),
@@ -99,7 +108,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         follower,
         watch: None,
         copy: Some(copy),
-        placement: Placement::Agreed,
+        shared,
         ship_time: SHIP_TIME,
     };
     runtime.block_on(service::serve(parts, &format!("waybill gateway {writer} is up at http://{listen}")))

@@ -18,8 +18,10 @@ use waybill_events::shipper::{Health, Progress, Shipper};
 use waybill_events::spool::{Orphans, Reader, SPOOL_BYTES_MAX, Spool};
 use waybill_gateway::ledger::Ledger;
 use waybill_gateway::metrics::Metrics;
-use waybill_gateway::proxy::{Gateway, Placement};
+use waybill_gateway::proxy::Gateway;
 use waybill_gateway::server::{self, House, Readiness, Ready};
+use waybill_gateway::shared::redis::RedisState;
+use waybill_gateway::shared::{InProcess, SharedState};
 use waybill_gateway::upstream::Upstream;
 use waybill_schema::config::Config;
 use waybill_schema::event::{Alive, Epoch, Event, Started};
@@ -27,7 +29,7 @@ use waybill_schema::frame::Body;
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
-use crate::chore::Shared;
+use crate::chore;
 use crate::data;
 use crate::follow::{self, Follower, Following, Sight};
 use crate::watch::{self, Watch};
@@ -54,9 +56,15 @@ pub(crate) struct Parts<L> {
     pub(crate) watch: Option<Watch>,
     /// Where every catalogue that comes into force is kept.
     pub(crate) copy: Option<PathBuf>,
-    pub(crate) placement: Placement,
+    pub(crate) shared: Shared,
     /// How long the last facts may take to reach the log; what has not stays in the spool.
     pub(crate) ship_time: Duration,
+}
+
+/// What the gateway knows of others.
+pub(crate) enum Shared {
+    InProcess(InProcess),
+    Redis(Arc<RedisState>),
 }
 
 /// Writes the process's own messages to standard error, and makes what it runs on.
@@ -107,13 +115,17 @@ pub(crate) fn begin(
 /// Serves until the process is asked to stop or another has taken over its name, which is an error.
 pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> anyhow::Result<()> {
     let Parts { config, shipper, follower, .. } = parts;
+    let (shared, redis): (Arc<dyn SharedState>, _) = match parts.shared {
+        Shared::InProcess(state) => (Arc::new(state), None),
+        Shared::Redis(state) => (state.clone(), Some(state)),
+    };
     let gateway = Arc::new(Gateway {
         ledger: parts.ledger,
         serving: ArcSwap::from_pointee(follow::serving(follower.trail(), config.clone())),
         upstream: Upstream::new(Duration::from_millis(config.retry.connect_ms.into()))?,
         metrics: Metrics::default(),
         secret: parts.secret,
-        placement: parts.placement,
+        shared,
     });
     let following = Following::start(gateway.clone(), follower, parts.copy)?;
     let progress = shipper.progress().clone();
@@ -124,6 +136,7 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
         draining: draining.clone(),
         sight: following.sight(),
         watch: parts.watch.as_ref().map(Watch::standing),
+        redis: redis.clone(),
     };
     let house = House { gateway: gateway.clone(), readiness: ready(vitals) };
     // Whoever reads the greeting may ask to stop at once.
@@ -133,6 +146,11 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
 
     let mut chores = JoinSet::new();
     chores.spawn(show_life(gateway.clone()));
+    if let Some(redis) = redis {
+        gateway.ledger.share();
+        let gateway = gateway.clone();
+        chores.spawn(async move { redis.follow(&gateway.ledger).await });
+    }
     let stop = async {
         let drain = tokio::select! {
             () = asked => Duration::from_secs(config.drain_seconds.into()),
@@ -196,8 +214,9 @@ struct Vitals {
     gateway: Arc<Gateway>,
     progress: Arc<Progress>,
     draining: Arc<AtomicBool>,
-    sight: Shared<Sight>,
-    watch: Option<Shared<watch::Standing>>,
+    sight: chore::Shared<Sight>,
+    watch: Option<chore::Shared<watch::Standing>>,
+    redis: Option<Arc<RedisState>>,
 }
 
 fn ready(vitals: Vitals) -> Ready {
@@ -235,6 +254,7 @@ impl Vitals {
                 "seen_seconds_ago": sight.seen.map(|seen| seconds_between(seen, now)),
                 "trouble": sight.trouble,
             },
+            "state": self.redis.as_ref().map(|redis| serde_json::json!({ "reachable": redis.answers() })),
             "configuration": self.watch.as_ref().map(|watch| watch.look().tell()),
         });
         let ready = spooled.records && !draining && !health.is_final() && waiting.bytes <= WAITING_BYTES_MAX;

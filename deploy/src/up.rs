@@ -15,7 +15,7 @@ use waybill_events::shipper::{Progress, Shipper};
 use waybill_events::spool::{self, Orphans, Spool};
 use waybill_events::sqlite::SqliteLog;
 use waybill_gateway::ledger::Ledger;
-use waybill_gateway::proxy::Placement;
+use waybill_gateway::shared::InProcess;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
 use waybill_projector::embedded::{self, Start};
@@ -26,7 +26,7 @@ use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
 use crate::follow::Follower;
-use crate::service::{self, Parts};
+use crate::service::{self, Parts, Shared};
 use crate::trail::Trail;
 use crate::watch::{Stamp, Watch};
 use crate::{DataDir, check, data, demo};
@@ -70,6 +70,9 @@ async fn up(args: Args) -> anyhow::Result<()> {
         bail!("`log` names servers, and `up` keeps its log in one file: use `waybill gateway`, or leave it out");
     }
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if config.state.is_some() {
+        tracing::warn!("`state` is what gateways share: `up` is one, keeps its own, and does not use it");
+    }
     let listener = service::bind(args.listen, &config).await?;
     let listen = listener.local_addr()?;
 
@@ -85,7 +88,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
         follower,
         watch,
         copy: None,
-        placement: Placement::Drawn,
+        shared: Shared::InProcess(InProcess::Alone),
         ship_time: Duration::from_secs(SHIP_SECONDS),
     };
     let greeting = demo.as_ref().map(|demo| demo.greeting(listen, &data));

@@ -9,16 +9,20 @@ use tokio::time::Instant;
 use waybill_routing::classify::Verdict;
 use waybill_routing::dispatch::{self, Search};
 use waybill_routing::select::{self, Ask, Moment};
+use waybill_routing::state::State;
 use waybill_schema::catalogue::{Place, Pool};
 use waybill_schema::event::{
     Affinity, Attempt, Choice, Class, Context, Effect, Endpoint, Event, Outcome, Preference, Reason, Request,
     Selection, Usage,
 };
-use waybill_schema::id::{AffinityKey, ModelName, RequestId, Revision};
+use waybill_schema::id::{AffinityKey, DeploymentId, ModelName, RequestId, Revision};
+use waybill_schema::redis::{self, CLAIM_MS, Pin};
 use waybill_schema::time::Time;
 
-use crate::proxy::{Gateway, Placement};
+use crate::ledger::Sight;
+use crate::proxy::Gateway;
 use crate::serving::Serving;
+use crate::shared::{Answer, Away, Question};
 
 /// One request under way.
 #[derive(Debug)]
@@ -29,12 +33,23 @@ pub struct Flight {
     request: RequestId,
     context: Context,
     begun: Instant,
+    /// Whether gateways can see each other's records for this request; unknown before it has asked.
+    view: Option<View>,
     /// The affinity revision that a switch would be based on.
     base: Option<Revision>,
     sends: u16,
     open: Option<Open>,
     last_class: Option<Class>,
     landed: bool,
+}
+
+/// Whether others' records can be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum View {
+    /// They can, or there are none.
+    Clear,
+    /// They cannot: what has no record goes where every gateway would send it.
+    Blind,
 }
 
 /// A send that has not ended.
@@ -89,8 +104,8 @@ impl Flight {
     pub fn new(departure: Departure) -> Self {
         let Departure { gateway, serving, pool, request, context, begun } = departure;
         gateway.metrics.in_flight.inc();
-        let (base, open, last_class) = (None, None, None);
-        Self { gateway, serving, pool, request, context, begun, base, sends: 0, open, last_class, landed: false }
+        let (view, base, open, last_class) = (None, None, None, None);
+        Self { gateway, serving, pool, request, context, begun, view, base, sends: 0, open, last_class, landed: false }
     }
 
     /// Our id of the request.
@@ -118,31 +133,22 @@ impl Flight {
         self.open.as_ref().map(|open| &open.place)
     }
 
-    /// Chooses a deployment and notes the selection, as one step with the state it depends on. Errors with the
-    /// choice when no candidate is legal; then nothing is recorded.
-    pub fn choose(
+    /// Chooses a deployment and notes the selection, as one step with the state it depends on. The first choice asks
+    /// the shared state. Errors with the choice when no candidate is legal; then nothing is recorded.
+    pub async fn choose(
         &mut self,
         search: Search,
         last_resort: bool,
     ) -> Result<(dispatch::Attempt, Place), Box<(Search, Choice)>> {
-        let now = Time::wall_clock();
-        let draw = self.draw();
-        let (chosen, revision) = self.gateway.ledger.decide(now, |state| {
-            let ask = Ask {
-                pool: &self.pool,
-                model: &self.context.model,
-                endpoint: self.context.endpoint,
-                sticky: self.context.sticky.as_ref(),
-                exhausted: search.exhausted(),
-                has_credential: &|place| self.serving.has_credential(place),
-                last_resort,
-                catalogue: self.serving.catalogue.revision,
-            };
-            let choice = select::look(&ask, &Moment { state, now, draw });
-            let Some((index, reason)) = select::decide(&choice) else { return (Err(choice), Vec::new()) };
-            let candidate = &choice.candidates[index];
-            let place = self.pool.places.iter().find(|place| place.member.id == candidate.member).cloned();
-            let place = place.expect("every candidate was made from a place of this pool");
+        let random = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
+        let seen = match self.view {
+            None => self.ask(random, search.exhausted(), last_resort).await,
+            Some(_) => None,
+        };
+        let (now, draw) = (Time::wall_clock(), self.agreed().map_or(random, select::rendezvous));
+        let (chosen, revision) = self.gateway.ledger.decide(now, seen.as_deref(), |state| {
+            let choice = self.look(&Moment { state, now, draw }, search.exhausted(), last_resort);
+            let Some((place, reason)) = self.decide(&choice) else { return (Err(choice), Vec::new()) };
             let base = base_of(&choice.affinity);
             let claim = self.claims(&choice);
             let selection = Selection { claim, ..self.selection(&place, reason, Some(choice)) };
@@ -228,14 +234,77 @@ impl Flight {
         self.gateway.metrics.request(self.context.endpoint, landing.outcome, latency_ms);
     }
 
-    fn draw(&self) -> u64 {
-        let random = || select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
-        self.agreed().map_or_else(random, select::rendezvous)
+    /// Asks the shared state, which takes the claim on the key for what `random` would choose now.
+    async fn ask(&mut self, random: u64, exhausted: &[DeploymentId], last_resort: bool) -> Option<Box<Sight>> {
+        self.view = Some(View::Clear);
+        let key = self.sticky_key()?;
+        let now = Time::wall_clock();
+        let claim = || {
+            let claim = |state: &State| self.claim(&Moment { state, now, draw: random }, exhausted, last_resort);
+            self.gateway.ledger.look(claim)
+        };
+        let answer = self.gateway.shared.read_or_claim(Question { key, claim: &claim, now }).await;
+        let (view, seen, outcome) = match answer {
+            Answer::Own => (View::Clear, None, None),
+            Answer::Read(sight) => (View::Clear, Some(sight), Some("answered")),
+            Answer::Away(Away::Unshared) => (View::Blind, None, None),
+            Answer::Away(Away::Failed) => (View::Blind, None, Some("failed")),
+            Answer::Away(Away::Skipped) => (View::Blind, None, Some("skipped")),
+        };
+        if let Some(outcome) = outcome {
+            self.gateway.metrics.state_read(outcome);
+        }
+        self.view = Some(view);
+        seen
     }
 
-    /// The affinity key that every gateway draws from.
+    /// The claim that this request would take; none where a record stands already.
+    fn claim(&self, moment: &Moment<'_>, exhausted: &[DeploymentId], last_resort: bool) -> Option<Pin> {
+        let choice = self.look(moment, exhausted, last_resort);
+        let (place, _) = self.decide(&choice).filter(|_| self.claims(&choice))?;
+        let Revision { writer, epoch, .. } = self.gateway.ledger.life();
+        Some(Pin {
+            shadow_group_id: redis::channel_of(&place.deployment),
+            route_id: place.deployment,
+            public_model: self.context.model.clone(),
+            bound_at: moment.now,
+            expires_at: moment.now.plus_ms(CLAIM_MS.cast_signed()),
+            last_ok_at: None,
+            fail_count: 0,
+            member: place.member.id.clone(),
+            incarnation: place.incarnation,
+            model: place.upstream_model,
+            pool: self.context.group.clone(),
+            path: Vec::new(),
+            revision: Revision { writer, epoch, number: 0 },
+            provisional: true,
+        })
+    }
+
+    fn look(&self, moment: &Moment<'_>, exhausted: &[DeploymentId], last_resort: bool) -> Choice {
+        let ask = Ask {
+            pool: &self.pool,
+            model: &self.context.model,
+            endpoint: self.context.endpoint,
+            sticky: self.context.sticky.as_ref(),
+            exhausted,
+            has_credential: &|place| self.serving.has_credential(place),
+            last_resort,
+            catalogue: self.serving.catalogue.revision,
+        };
+        select::look(&ask, moment)
+    }
+
+    fn decide(&self, choice: &Choice) -> Option<(Place, Reason)> {
+        let (index, reason) = select::decide(choice)?;
+        let candidate = &choice.candidates[index];
+        let place = self.pool.places.iter().find(|place| place.member.id == candidate.member).cloned();
+        Some((place.expect("every candidate was made from a place of this pool"), reason))
+    }
+
+    /// The affinity key that every gateway draws from, where they cannot see each other's records.
     fn agreed(&self) -> Option<&AffinityKey> {
-        self.sticky_key().filter(|_| self.gateway.placement == Placement::Agreed)
+        self.sticky_key().filter(|_| self.view == Some(View::Blind))
     }
 
     /// S3.11: the first request of a key without a live record claims it. Auxiliary calls bind nothing.

@@ -99,7 +99,7 @@ impl Journey<'_> {
     /// Chooses; where every candidate cools and the setting says so, waits for the soonest and chooses once more.
     async fn choose(&self, flight: &mut Flight, search: Search) -> Result<(dispatch::Attempt, Place), Choice> {
         let all_cooling = self.arrived.serving.config.retry.all_cooling;
-        let (search, choice) = match flight.choose(search, all_cooling == AllCooling::BestEffort) {
+        let (search, choice) = match flight.choose(search, all_cooling == AllCooling::BestEffort).await {
             Ok(chosen) => return Ok(chosen),
             Err(refused) => *refused,
         };
@@ -109,7 +109,7 @@ impl Journey<'_> {
                 if wait <= seconds(bound) && Instant::now() + wait < self.deadline =>
             {
                 tokio::time::sleep(wait + Duration::from_millis(1)).await;
-                flight.choose(search, false).map_err(|refused| refused.1)
+                flight.choose(search, false).await.map_err(|refused| refused.1)
             }
             _ => Err(choice),
         }

@@ -9,18 +9,23 @@
 //! requests which are ready together share a write. Should the spool refuse them then, they are declared as dropped;
 //! the live state has moved already and is ahead of the log until the next start.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use waybill_events::spool::Spool;
-use waybill_routing::state::State;
-use waybill_schema::event::{Event, Fact};
+use waybill_routing::state::shared::{Shown, Viewer};
+use waybill_routing::state::{AFFINITY_RECORDS_MAX, State};
+use waybill_schema::event::{Effect, Event, Fact};
 use waybill_schema::frame::Body;
-use waybill_schema::id::{Revision, WriterId};
+use waybill_schema::id::{AffinityKey, Revision, WriterId};
+use waybill_schema::redis::{Place, Snapshot};
 use waybill_schema::time::Time;
 
 /// At most about so many facts are noted before they are written.
 const NOTED_MAX: usize = 256;
+/// At most this many own facts about health are kept until the shared state holds them.
+const RECENT_MAX: usize = AFFINITY_RECORDS_MAX;
 
 /// The gateway's facts and what follows from them.
 #[derive(Debug)]
@@ -38,6 +43,19 @@ struct Book {
     /// Whether the spool took the last facts.
     takes: bool,
     noted: Noted,
+    /// Own facts about health that the shared state does not hold yet; nothing is kept where there is none.
+    recent: Option<VecDeque<Fact>>,
+}
+
+/// What was read of a key in the shared state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sight {
+    /// The key.
+    pub key: AffinityKey,
+    /// What was there.
+    pub shown: Shown,
+    /// How far this writer's facts are in it.
+    pub covers: Option<Place>,
 }
 
 /// Facts that are numbered and applied, but not in the spool yet.
@@ -65,19 +83,54 @@ impl Ledger {
         Self {
             writer,
             epoch,
-            book: Mutex::new(Book { spool, state, takes: true, noted: Noted::default() }),
+            book: Mutex::new(Book { spool, state, takes: true, noted: Noted::default(), recent: None }),
             lost: AtomicU64::new(0),
         }
     }
 
-    /// Lets `make` look at the state and say what happened; notes it, applies it, and returns what `make` returned with
-    /// the revision of the first fact (`None` where nothing was, or could be, noted).
-    pub fn decide<T>(&self, now: Time, make: impl FnOnce(&State) -> (T, Vec<Event>)) -> (T, Option<Revision>) {
+    /// Who makes facts here: the revision before the first.
+    pub fn life(&self) -> Revision {
+        Revision { writer: self.writer.clone(), epoch: self.epoch, number: 0 }
+    }
+
+    /// Begins to keep what a shared state will not hold for a moment.
+    pub fn share(&self) {
+        self.lock().recent.get_or_insert_default();
+    }
+
+    /// Lets `look` see the state.
+    pub fn look<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.lock().state)
+    }
+
+    /// Takes in what was `seen`, lets `make` look at the state and say what happened; notes it, applies it, and returns
+    /// what `make` returned with the revision of the first fact (`None` where nothing was, or could be, noted).
+    pub fn decide<T>(
+        &self,
+        now: Time,
+        seen: Option<&Sight>,
+        make: impl FnOnce(&State) -> (T, Vec<Event>),
+    ) -> (T, Option<Revision>) {
         let mut book = self.lock();
+        if let Some(Sight { key, shown, covers }) = seen {
+            book.state.see(key, shown, &self.viewer(*covers), now);
+        }
         let (made, events) = make(&book.state);
         let bodies = events.iter().map(Body::of).collect();
         let first = self.take(&mut book, now, events, bodies);
         (made, first)
+    }
+
+    /// Takes in the health of all members as of where `covers` says, under own facts that came later.
+    pub fn see_health(&self, snapshot: &Snapshot, covers: Option<Place>) {
+        let mut book = self.lock();
+        let Book { state, recent, .. } = &mut *book;
+        let covered = self.viewer(covers).covered;
+        let recent = recent.get_or_insert_default();
+        while recent.front().is_some_and(|fact| fact.revision.number <= covered) {
+            recent.pop_front();
+        }
+        state.see_health(snapshot, &*recent);
     }
 
     /// Notes what happened and applies it; the encoding is done before the lock is taken.
@@ -142,9 +195,16 @@ impl Ledger {
         };
         let revision = |number| Revision { writer: self.writer.clone(), epoch: self.epoch, number };
         for (number, event) in (first..).zip(events) {
-            book.state.apply(&Fact { revision: revision(number), at: now, event });
+            let fact = Fact { revision: revision(number), at: now, event };
+            book.state.apply(&fact);
+            book.keep(fact);
         }
         Some(revision(first))
+    }
+
+    fn viewer(&self, covers: Option<Place>) -> Viewer {
+        let covered = covers.filter(|place| place.epoch == self.epoch).map_or(0, |place| place.number);
+        Viewer { writer: self.writer.clone(), epoch: self.epoch, covered }
     }
 
     fn write(&self, book: &mut Book) {
@@ -171,6 +231,19 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    /// Keeps a fact about health, where they are kept.
+    fn keep(&mut self, fact: Fact) {
+        let Some(recent) = &mut self.recent else { return };
+        if matches!(&fact.event, Event::Attempt(attempt) if attempt.effect != Effect::None) {
+            if recent.len() >= RECENT_MAX {
+                recent.pop_front();
+            }
+            recent.push_back(fact);
+        }
     }
 }
 

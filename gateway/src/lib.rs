@@ -14,4 +14,5 @@ pub mod models;
 pub mod upstream;
 pub mod serving;
 pub mod ledger;
+pub mod shared;
 pub mod metrics;

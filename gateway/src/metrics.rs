@@ -31,6 +31,11 @@ struct OfRefusal {
     code: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfRead {
+    outcome: &'static str,
+}
+
 /// The data plane's counters; no label holds anything a client chose.
 #[derive(Debug)]
 pub struct Metrics {
@@ -40,26 +45,28 @@ pub struct Metrics {
     requests: Family<OfRequest, Counter<u64, AtomicU64>>,
     attempts: Family<OfAttempt, Counter<u64, AtomicU64>>,
     refusals: Family<OfRefusal, Counter<u64, AtomicU64>>,
+    state_reads: Family<OfRead, Counter<u64, AtomicU64>>,
     latency: Histogram,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("waybill");
-        let (in_flight, requests, attempts, refusals) =
-            (Gauge::default(), Family::default(), Family::default(), Family::default());
+        let (in_flight, requests, attempts) = (Gauge::default(), Family::default(), Family::default());
+        let (refusals, state_reads) = (Family::default(), Family::default());
         let latency = Histogram::new(LATENCY_SECONDS);
         registry.register("requests_in_flight", "Requests on their way now", in_flight.clone());
         registry.register("requests", "Requests that ended, by endpoint and outcome", requests.clone());
         registry.register("attempts", "Sends that ended, by channel and class", attempts.clone());
         registry.register("refusals", "Requests refused here, by code", refusals.clone());
+        registry.register("state_reads", "Reads of the shared state by requests, by outcome", state_reads.clone());
         registry.register_with_unit(
             "request_duration",
             "From the first byte read to the last fact recorded",
             Unit::Seconds,
             latency.clone(),
         );
-        Self { registry, in_flight, requests, attempts, refusals, latency }
+        Self { registry, in_flight, requests, attempts, refusals, state_reads, latency }
     }
 }
 
@@ -80,6 +87,11 @@ impl Metrics {
     /// Counts a request refused here.
     pub fn refused(&self, code: &'static str) {
         self.refusals.get_or_create(&OfRefusal { code }).inc();
+    }
+
+    /// Counts a request's read of the shared state, or that it was spared.
+    pub fn state_read(&self, outcome: &'static str) {
+        self.state_reads.get_or_create(&OfRead { outcome }).inc();
     }
 
     /// All counters as OpenMetrics text.

@@ -24,6 +24,7 @@ use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::serving::Serving;
+use crate::shared::SharedState;
 use crate::upstream::Upstream;
 
 /// The largest request body, in bytes: 64 MiB, twice what the largest provider takes (PROVIDER_ERRORS L09).
@@ -45,17 +46,8 @@ pub struct Gateway {
     pub metrics: Metrics,
     /// The key of content hashes.
     pub secret: DeploymentSecret,
-    /// How new sessions are placed.
-    pub placement: Placement,
-}
-
-/// How a session without a record is placed among deployments of one tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// By a draw of its own: one gateway sees every record.
-    Drawn,
-    /// By its affinity key, so that gateways which do not see each other's records choose the same.
-    Agreed,
+    /// What gateways know of each other.
+    pub shared: Arc<dyn SharedState>,
 }
 
 /// A request with its body read and its caller known.

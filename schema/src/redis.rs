@@ -79,39 +79,54 @@ impl Generation {
         &self.prefix
     }
 
+    /// An affinity record's key behind the prefix, by the [`hash`] of the affinity key.
+    pub fn affinity_within(hash: &str) -> String {
+        format!("s:{hash}")
+    }
+
+    /// The health snapshot's key behind the prefix.
+    pub fn health_within() -> &'static str {
+        "health"
+    }
+
+    /// A writer's key behind the prefix.
+    pub fn writer_within(writer: &WriterId) -> String {
+        format!("writer:{writer}")
+    }
+
     /// Who projects, and how far: a hash of `epoch` and `mark`.
     pub fn meta(&self) -> String {
-        self.named("meta", "")
+        self.named("meta")
     }
 
     /// An affinity record.
     pub fn affinity(&self, key: &AffinityKey) -> String {
-        self.named("s:", &hash(key))
+        self.named(&Self::affinity_within(&hash(key)))
     }
 
     /// A member's failures.
     pub fn route_fail(&self, member: &MemberId) -> String {
-        self.named("routefail:", member.as_str())
+        self.named(&format!("routefail:{member}"))
     }
 
     /// A member's rest.
     pub fn route_cool(&self, member: &MemberId) -> String {
-        self.named("routecool:", member.as_str())
+        self.named(&format!("routecool:{member}"))
     }
 
     /// The models that a member does not serve.
     pub fn route_block(&self, member: &MemberId) -> String {
-        self.named("routeblock:", member.as_str())
+        self.named(&format!("routeblock:{member}"))
     }
 
     /// The health snapshot.
     pub fn health(&self) -> String {
-        self.named("health", "")
+        self.named(Self::health_within())
     }
 
     /// How far a writer is projected.
     pub fn writer(&self, writer: &WriterId) -> String {
-        self.named("writer:", writer.as_str())
+        self.named(&Self::writer_within(writer))
     }
 
     /// The owner of a response.
@@ -121,11 +136,11 @@ impl Generation {
         let parts = [scope.as_str(), model.as_str(), &endpoint, response].map(str::as_bytes);
         let lengths = parts.map(|part| part.len().to_be_bytes());
         let sum = sum128(&[&lengths.concat(), parts[0], parts[1], parts[2], parts[3]]);
-        self.named("o:", &sum)
+        self.named(&format!("o:{sum}"))
     }
 
-    fn named(&self, kind: &str, name: &str) -> String {
-        format!("{}{kind}{name}", self.prefix)
+    fn named(&self, within: &str) -> String {
+        format!("{}{within}", self.prefix)
     }
 }
 

@@ -1,6 +1,7 @@
 //! A fleet: many `waybill gateway` and `waybill auditor` as processes of their own, over scripted upstreams and real
 //! NATS servers, which belong to the test.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Output};
 
@@ -97,6 +98,12 @@ impl Fleet {
         self.gateways[n] = Some(process);
     }
 
+    /// Starts gateway `n`, again where it has ended, so that it writes what it has to say about itself to `file`.
+    pub(crate) async fn restart_talkative(&mut self, n: usize, file: File) {
+        let mut command = self.command_gateway(n, n);
+        self.gateways[n] = Some(Process::start(command.env("RUST_LOG", "info").stderr(file)).await);
+    }
+
     /// Runs gateway `n` to an end that it comes to by itself, and gives what it said.
     pub(crate) async fn refused(&self, n: usize) -> Output {
         let run = tokio::time::timeout(PATIENCE, self.command_gateway(n, n).output()).await;
@@ -174,14 +181,19 @@ impl Fleet {
         &self,
         look: impl FnOnce(&mut JetstreamLog) -> T + Send + 'static,
     ) -> T {
-        let (servers, stream, replicas) = (self.servers.clone(), STREAM.to_owned(), self.replicas);
-        let settings = Settings { servers, stream, replicas, bytes_max: STREAM_BYTES_MAX };
+        let settings = self.log();
         let looked = move || look(&mut JetstreamLog::new(settings).expect("a log can be made"));
         tokio::task::spawn_blocking(looked).await.expect("the log is whole")
     }
 
     fn gateway(&self, n: usize) -> &Process {
         self.gateways[n].as_ref().expect("the gateway runs")
+    }
+
+    /// Where the log is.
+    pub(crate) fn log(&self) -> Settings {
+        let (servers, stream, replicas) = (self.servers.clone(), STREAM.to_owned(), self.replicas);
+        Settings { servers, stream, replicas, bytes_max: STREAM_BYTES_MAX }
     }
 
     fn command_gateway(&self, n: usize, of: usize) -> Command {

@@ -35,5 +35,6 @@ mod processes;
 mod readme;
 mod redecide;
 mod secrets;
+mod shared;
 mod shutdown;
 mod streams;

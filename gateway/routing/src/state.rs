@@ -8,7 +8,7 @@
 //! not apply them in the log's order among its own facts; the incarnation that every fact about a member carries keeps a
 //! member that was deleted and made again apart from the one before (docs/adr/0027).
 
-mod shared;
+pub mod shared;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -127,6 +127,8 @@ pub struct State {
     /// Keys by their place in the order of renewal, the longest not renewed first.
     renewals: BTreeMap<u64, AffinityKey>,
     next_renewal: u64,
+    /// What own records stand on, where they were laid on others' (`shared.rs`); empty in a fold.
+    bases: HashMap<AffinityKey, Revision>,
     /// By incarnation: one takes nothing from another.
     health: BTreeMap<MemberId, BTreeMap<u64, Health>>,
 }
@@ -140,8 +142,8 @@ impl Default for State {
 impl State {
     /// An empty state that keeps at most `capacity` affinity records; the capacity is part of the fold.
     pub fn with_capacity(capacity: usize) -> Self {
-        let (affinity, renewals, health) = Default::default();
-        Self { capacity, affinity, renewals, next_renewal: 0, health }
+        let (affinity, renewals, bases, health) = Default::default();
+        Self { capacity, affinity, renewals, next_renewal: 0, bases, health }
     }
 
     /// The record of `key`, absent where it has expired at `now`.
@@ -244,7 +246,7 @@ impl State {
         self.store(sticky.key.clone(), record)
     }
 
-    fn attempt(&mut self, attempt: &Attempt, at: Time) {
+    fn affect_by(&mut self, attempt: &Attempt, at: Time) {
         let effect = Effected {
             class: attempt.class,
             effect: attempt.effect,
@@ -253,6 +255,10 @@ impl State {
             retry_after_ms: attempt.retry_after_ms,
         };
         self.affect(&attempt.member, attempt.incarnation, &effect, at);
+    }
+
+    fn attempt(&mut self, attempt: &Attempt, at: Time) {
+        self.affect_by(attempt, at);
         let failed = matches!(attempt.effect, Effect::Count | Effect::Cool | Effect::Block);
         let record = attempt.sticky.as_ref().and_then(|key| self.affinity.get_mut(key));
         let current = |record: &&mut Record| record.deployment == attempt.deployment && record.last_ok_at <= Some(at);
@@ -316,7 +322,15 @@ impl State {
         }
         let (_, oldest) = self.renewals.pop_first()?;
         self.affinity.remove(&oldest);
+        self.bases.remove(&oldest);
         Some(oldest)
+    }
+
+    fn forget(&mut self, key: &AffinityKey) {
+        self.bases.remove(key);
+        if let Some(record) = self.affinity.remove(key) {
+            self.renewals.remove(&record.renewal);
+        }
     }
 
     fn affect(&mut self, member: &MemberId, incarnation: u64, effected: &Effected<'_>, at: Time) {
@@ -331,11 +345,7 @@ impl State {
     fn operate(&mut self, operator: &Operator) {
         match operator.act {
             Act::Clear => drop(self.health.remove(operator.target.as_str())),
-            Act::Unpin => {
-                if let Some(record) = self.affinity.remove(operator.target.as_str()) {
-                    self.renewals.remove(&record.renewal);
-                }
-            }
+            Act::Unpin => self.forget(&operator.target.as_str().into()),
             Act::Disable | Act::Enable => {}
         }
     }

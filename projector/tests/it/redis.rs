@@ -239,7 +239,7 @@ fn a_cluster_reads_who_is_bound_and_who_is_ill() {
 fn any_history_ends_in_what_a_fresh_fold_gives() {
     let redis = server(Keeps::Nothing);
     let (mut world, mut projector) = (World::new(2), projector(&redis));
-    for _ in 0..20 {
+    for _ in 0..8 {
         world.lives(40);
         catch_up(&mut projector, &mut world);
         check(&redis, &mut world, 1);

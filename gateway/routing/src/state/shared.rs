@@ -1,9 +1,51 @@
-//! The state as the values that gateways share ([`waybill_schema::redis`]).
+//! The state as gateways share it ([`waybill_schema::redis`]): what of it they show each other, and how one lays its own
+//! facts on top of what it is shown.
+//!
+//! The shared record comes first, then own facts that are not in it yet, then a claim (docs/adr/0030). An own fact that
+//! the log will apply on top of the shared record stands on top here, too; one that it will refuse gives way.
 
-use waybill_schema::id::{AffinityKey, MemberId};
+use waybill_schema::event::{Event, Fact};
+use waybill_schema::id::{AffinityKey, MemberId, Revision, WriterId};
 use waybill_schema::redis::{self, Ailing, Pin, Rest, RouteBlock, RouteCool, RouteFail, Snapshot};
+use waybill_schema::time::Time;
 
-use super::{Cooldown, Health, Record, State};
+use super::{Block, Cooldown, Health, Record, State};
+
+/// Who looks, and how much of what it has said itself is in what it sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Viewer {
+    /// Its name in the log.
+    pub writer: WriterId,
+    /// Its life.
+    pub epoch: u64,
+    /// The last number of that life that is in what it sees.
+    pub covered: u64,
+}
+
+impl Viewer {
+    /// Whether it made the fact in this life.
+    fn made(&self, revision: &Revision) -> bool {
+        revision.writer == self.writer && revision.epoch == self.epoch
+    }
+
+    /// Whether it made the fact, and what it sees does not hold it yet.
+    fn outruns(&self, revision: &Revision) -> bool {
+        self.made(revision) && revision.number > self.covered
+    }
+}
+
+/// What was read of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Shown {
+    /// A record that stands.
+    Record(Pin),
+    /// No record, but the claim of a request on its way.
+    Claim(Pin),
+    /// Neither.
+    Nothing,
+    /// The shared state is being filled: records may be missing.
+    Unfilled(Option<Pin>),
+}
 
 impl State {
     /// The record of `key` as it is shared, expired or not.
@@ -17,6 +59,48 @@ impl State {
         Snapshot { members: ailing.map(|(member, health)| health.ailing(member)).collect() }
     }
 
+    /// Takes in what was read of `key`.
+    pub fn see(&mut self, key: &AffinityKey, shown: &Shown, viewer: &Viewer, now: Time) {
+        let standing = self.record(key, now);
+        let outruns = standing.is_some_and(|record| viewer.outruns(&record.revision));
+        match shown {
+            Shown::Record(pin) if outruns && self.stands_on(key, pin, viewer) => {}
+            Shown::Record(pin) => self.adopt(key, pin),
+            Shown::Claim(_) | Shown::Nothing if outruns => {}
+            Shown::Claim(pin) => self.adopt(key, pin),
+            Shown::Nothing => self.forget(key),
+            Shown::Unfilled(Some(claim)) if standing.is_none() => self.adopt(key, claim),
+            Shown::Unfilled(_) => {}
+        }
+    }
+
+    /// Takes in the health of all members, and lays the facts in `own`, which it does not hold yet, on top.
+    pub fn see_health<'a>(&mut self, snapshot: &Snapshot, own: impl IntoIterator<Item = &'a Fact>) {
+        self.health.clear();
+        for ailing in &snapshot.members {
+            self.health.entry(ailing.member.clone()).or_default().insert(ailing.incarnation, Health::of(ailing));
+        }
+        for fact in own {
+            if let Event::Attempt(attempt) = &fact.event {
+                self.affect_by(attempt, fact.at);
+            }
+        }
+    }
+
+    /// Whether the log will apply this gateway's own record on top of `pin`: it renews it, or was based on it.
+    fn stands_on(&self, key: &AffinityKey, pin: &Pin, viewer: &Viewer) -> bool {
+        let renews = self
+            .affinity
+            .get(key)
+            .is_some_and(|record| record.deployment == pin.route_id && record.incarnation == pin.incarnation);
+        renews || viewer.made(&pin.revision) || self.bases.get(key) == Some(&pin.revision)
+    }
+
+    fn adopt(&mut self, key: &AffinityKey, pin: &Pin) {
+        self.store(key.clone(), Record::of(pin));
+        self.bases.insert(key.clone(), pin.revision.clone());
+    }
+
     /// The health of a member's newest incarnation on record.
     pub fn newest(&self, member: &MemberId) -> Option<&Health> {
         self.health.get(member)?.values().next_back()
@@ -24,6 +108,24 @@ impl State {
 }
 
 impl Record {
+    fn of(pin: &Pin) -> Self {
+        Self {
+            deployment: pin.route_id.clone(),
+            member: pin.member.clone(),
+            incarnation: pin.incarnation,
+            model: pin.model.clone(),
+            pool: pin.pool.clone(),
+            path: pin.path.clone(),
+            revision: pin.revision.clone(),
+            provisional: pin.provisional,
+            bound_at: pin.bound_at,
+            last_ok_at: pin.last_ok_at,
+            expires_at: pin.expires_at,
+            fail_count: pin.fail_count,
+            renewal: 0,
+        }
+    }
+
     fn pin(&self, key: &AffinityKey) -> Pin {
         Pin {
             route_id: self.deployment.clone(),
@@ -45,6 +147,20 @@ impl Record {
 }
 
 impl Health {
+    fn of(ailing: &Ailing) -> Self {
+        let block = |block: &redis::Block| (block.model.clone(), Block { until: block.until, reason: block.reason });
+        Self {
+            incarnation: ailing.incarnation,
+            failures: ailing.failures,
+            last_failure: ailing.last_failure,
+            last_ok_at: ailing.last_ok_at,
+            level: ailing.level,
+            cooldown: ailing.cooldown.clone().map(Cooldown::from),
+            asked: ailing.asked.clone().map(Cooldown::from),
+            blocks: ailing.blocks.iter().map(block).collect(),
+        }
+    }
+
     /// Whether nothing keeps it from serving, or counts towards that.
     fn is_sound(&self) -> bool {
         let Self { failures, level, cooldown, asked, blocks, .. } = self;
@@ -100,6 +216,13 @@ impl Health {
 impl From<Cooldown> for Rest {
     fn from(cooldown: Cooldown) -> Self {
         let Cooldown { until, reason, upstream } = cooldown;
+        Self { until, reason, upstream }
+    }
+}
+
+impl From<Rest> for Cooldown {
+    fn from(rest: Rest) -> Self {
+        let Rest { until, reason, upstream } = rest;
         Self { until, reason, upstream }
     }
 }

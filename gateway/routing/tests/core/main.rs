@@ -3,4 +3,5 @@
 mod dispatch;
 mod facts;
 mod select;
+mod shared;
 mod state;
