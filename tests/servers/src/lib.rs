@@ -6,6 +6,7 @@
 //! Modules in reading order:
 
 pub mod nats;
+pub mod postgres;
 mod port;
 mod process;
 
