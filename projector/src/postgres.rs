@@ -39,8 +39,8 @@ const CAUGHT_UP: Duration = Duration::from_millis(100);
 const WAITING: Duration = Duration::from_millis(500);
 /// The pauses after failures, each twice the one before.
 const RETRY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(5);
-/// The pause of one that has stopped for good.
-const STOPPED: Duration = Duration::from_secs(60);
+/// The pause of one that has stopped.
+const STOPPED: Duration = Duration::from_secs(5);
 
 /// Where a projector begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub enum Phase {
     Replaying,
     /// It reads and writes.
     Projecting,
-    /// It has stopped until somebody acts: [`Standing::trouble`] says on what.
+    /// It has stopped until somebody acts; [`Standing::trouble`] says on what.
     Stopped,
 }
 
@@ -126,18 +126,19 @@ enum Trouble {
     #[error(transparent)]
     Newer(#[from] Newer),
     #[error(
-        "the log does not hold frame {0} as it was projected: it has lost its end. Bring the log back, or start over \
-         with --new-generation"
+        "the log does not hold frame {0} as it was projected: it has lost its end. Bring it back, or start over with \
+         --new-generation"
     )]
     LogLost(Seq),
 }
 
 impl Trouble {
+    /// Whether only another program can go on.
     fn is_final(&self) -> bool {
         match self {
             Self::Store(error) => error.is_final(),
-            Self::Log(_) => false,
-            Self::Newer(_) | Self::LogLost(_) => true,
+            Self::Newer(_) => true,
+            Self::Log(_) | Self::LogLost(_) => false,
         }
     }
 
@@ -170,6 +171,8 @@ pub struct PostgresProjector {
     pending: Option<Batch>,
     /// What a newer program wrote behind the last frame that was folded.
     newer: Option<Newer>,
+    /// Whether nothing helps but another program.
+    is_over: bool,
     retry: Duration,
     standing: Standing,
 }
@@ -191,6 +194,7 @@ impl PostgresProjector {
             goal: Place::default(),
             pending: None,
             newer: None,
+            is_over: false,
             retry: *RETRY.start(),
             standing: Standing::default(),
         })
@@ -204,7 +208,7 @@ impl PostgresProjector {
     /// Goes one step on, and says how long to pause before the next. Blocks for a batch at most, or until a server
     /// that does not answer is given up.
     pub fn turn(&mut self) -> Duration {
-        if self.standing.phase == Phase::Stopped {
+        if self.is_over {
             return STOPPED;
         }
         match self.step() {
@@ -225,11 +229,22 @@ impl PostgresProjector {
             tracing::error!(seq = %self.standing.seq, trouble = told, "the projection does not go on");
         }
         self.standing.trouble = Some(told);
-        if matches!(trouble, Trouble::Store(_)) {
-            self.store = None;
-            self.standing.phase = Phase::Connecting;
+        self.is_over = trouble.is_final();
+        match trouble {
+            Trouble::Store(_) => {
+                self.store = None;
+                self.standing.phase = Phase::Connecting;
+                // The log goes on meanwhile, and it is told how far.
+                self.standing.head = self.log.head().unwrap_or(self.standing.head);
+            }
+            Trouble::LogLost(_) => {
+                // Somebody may bring it back.
+                self.standing.phase = Phase::Stopped;
+                return STOPPED;
+            }
+            Trouble::Log(_) | Trouble::Newer(_) => {}
         }
-        if trouble.is_final() {
+        if self.is_over {
             self.store = None;
             self.standing.phase = Phase::Stopped;
             return STOPPED;
@@ -246,8 +261,7 @@ impl PostgresProjector {
         }
         if self.fold.at.seq < self.goal.seq {
             self.standing.phase = Phase::Replaying;
-            self.replay()?;
-            return Ok(Duration::ZERO);
+            return self.replay();
         }
         self.standing.phase = Phase::Projecting;
         if self.pending.is_none() {
@@ -324,20 +338,26 @@ impl PostgresProjector {
     }
 
     /// Folds some of what lies before the checkpoint, and writes nothing.
-    fn replay(&mut self) -> Result<(), Trouble> {
+    fn replay(&mut self) -> Result<Duration, Trouble> {
         for _ in 0..REPLAY_READS_MAX {
             let frames = self.read(self.fold.at.seq)?;
             if frames.is_empty() {
-                return Err(Trouble::LogLost(self.goal.seq));
+                return if self.reaches(self.goal.seq)? { Ok(CAUGHT_UP) } else { self.lost() };
             }
             for frame in frames.iter().take_while(|frame| frame.seq <= self.goal.seq) {
                 self.fold.take(frame, &mut Batch::default())?;
             }
             if frames.last().is_some_and(|last| last.seq >= self.goal.seq) {
-                return if self.fold.at == self.goal { Ok(()) } else { Err(Trouble::LogLost(self.goal.seq)) };
+                return if self.fold.at == self.goal { Ok(Duration::ZERO) } else { self.lost() };
             }
         }
-        Ok(())
+        Ok(Duration::ZERO)
+    }
+
+    /// What was folded of a log that does not hold the checkpoint's frame is worth nothing.
+    fn lost(&mut self) -> Result<Duration, Trouble> {
+        self.fold = Fold::default();
+        Err(Trouble::LogLost(self.goal.seq))
     }
 
     /// The next batch; none where the log holds nothing more, or only what a newer program wrote.
@@ -346,12 +366,9 @@ impl PostgresProjector {
         while self.newer.is_none() && !batch.is_full() {
             let frames = match self.next_frames() {
                 Ok(frames) => frames,
-                // What was folded so far is due all the same.
-                Err(Trouble::Log(error)) if !batch.is_empty() => {
-                    tracing::debug!(error = &error as &dyn Error, "the log cannot be read on");
-                    break;
-                }
-                Err(trouble) => return Err(trouble),
+                Err(trouble) if batch.is_empty() => return Err(trouble),
+                // What was folded so far is due all the same; the next turn meets this again.
+                Err(_) => break,
             };
             if frames.is_empty() {
                 break;
@@ -368,11 +385,20 @@ impl PostgresProjector {
             return Ok(self.read(at)?);
         }
         let mut frames = self.read(Seq(at.0 - 1))?;
-        if frames.first().is_none_or(|frame| Place::of(frame) != self.fold.at) {
-            return Err(Trouble::LogLost(at));
+        match frames.first() {
+            Some(frame) if Place::of(frame) == self.fold.at => {
+                frames.remove(0);
+                Ok(frames)
+            }
+            None if self.reaches(at)? => Ok(frames),
+            Some(_) | None => Err(Trouble::LogLost(at)),
         }
-        frames.remove(0);
-        Ok(frames)
+    }
+
+    /// Whether the log goes as far as `seq`: a read that gives less may come from a replica that is behind.
+    fn reaches(&mut self, seq: Seq) -> Result<bool, ReadError> {
+        self.standing.head = self.log.head()?;
+        Ok(self.standing.head >= seq)
     }
 
     fn read(&mut self, after: Seq) -> Result<Vec<StoredFrame>, ReadError> {

@@ -184,7 +184,8 @@ impl Fleet {
     }
 }
 
-async fn ready_when(client: &Client, holds: impl Fn(&Value) -> bool) -> Value {
+/// What a process says of itself once `holds` is true of it.
+pub(crate) async fn ready_when(client: &Client, holds: impl Fn(&Value) -> bool) -> Value {
     let held = async {
         loop {
             let ready = client.get("/readyz", &[]).await.json();

@@ -25,6 +25,7 @@ mod follow;
 mod identity;
 mod kill;
 mod processes;
+mod projector;
 mod readme;
 mod redecide;
 mod secrets;

@@ -381,3 +381,23 @@ fn partitions(schema: &str, month: i32) -> String {
 fn integer(seq: Seq) -> i64 {
     i64::try_from(seq.0).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_month_ends_where_the_next_one_begins() {
+        let december = month_of(Time(1_796_083_200_000)).expect("the first moment of December 2026");
+        let sql = partitions("wb_g1", december);
+        assert!(sql.contains("wb_g1.usage_events_2026_12 PARTITION OF wb_g1.usage_events\n"), "{sql}");
+        assert!(sql.contains("FROM ('2026-12-01 00:00:00+00') TO ('2027-01-01 00:00:00+00')"), "{sql}");
+        assert_eq!(month_of(Time(1_796_083_199_999)), Some(december - 1));
+    }
+
+    #[test]
+    fn a_time_beyond_all_years_has_no_month() {
+        let times = [i64::MIN, 0, 946_684_799_999, 4_102_444_800_000, i64::MAX];
+        assert_eq!(times.map(|ms| month_of(Time(ms))), [None; 5]);
+    }
+}

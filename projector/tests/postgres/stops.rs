@@ -98,6 +98,28 @@ fn a_log_that_lost_its_end_stops_it_until_it_is_told_to_start_over() {
 }
 
 #[test]
+fn a_log_that_is_brought_back_is_gone_on_with() {
+    let mut world = World::new();
+    let mut gw = Teller::new("gw");
+    let frames = requests(&mut gw, 100);
+    world.append(&gw, &frames);
+    catch_up(&mut world.projector());
+    let before = world.database().everything();
+    world.sql_on_log("CREATE TABLE kept AS SELECT * FROM frames WHERE seq > 3; DELETE FROM frames WHERE seq > 3");
+    let mut projector = world.projector();
+    turn_until(&mut projector, |standing| standing.phase == Phase::Stopped);
+    world.sql_on_log("INSERT INTO frames SELECT * FROM kept");
+    let facts = [gw.selects(NIGHT, "q", 1, "a"), gw.starts(NIGHT + 1)];
+    for fact in facts {
+        world.tell(&mut gw, &[fact]);
+    }
+    catch_up(&mut projector);
+    drop(projector);
+    let after = world.database().everything();
+    assert_eq!((after.len(), &after), (before.len() + 2, &world.fresh_rows()));
+}
+
+#[test]
 fn rows_of_an_older_fold_stay_live_until_todays_have_caught_up() {
     let mut world = World::new();
     let mut gw = Teller::new("gw");
