@@ -386,6 +386,8 @@ impl PostgresProjector {
         }
         let mut frames = self.read(Seq(at.0 - 1))?;
         match frames.first() {
+            // An answer may end anywhere, as where an archive does.
+            Some(frame) if Place::of(frame) == self.fold.at && frames.len() == 1 => Ok(self.read(at)?),
             Some(frame) if Place::of(frame) == self.fold.at => {
                 frames.remove(0);
                 Ok(frames)
@@ -403,10 +405,10 @@ impl PostgresProjector {
 
     fn read(&mut self, after: Seq) -> Result<Vec<StoredFrame>, ReadError> {
         let frames = self.log.read(after, READ_FRAMES_MAX)?;
-        if frames.len() == READ_FRAMES_MAX || self.standing.head == Seq::START {
+        if frames.len() == READ_FRAMES_MAX {
             self.standing.head = self.log.head()?;
         } else if let Some(last) = frames.last() {
-            self.standing.head = last.seq;
+            self.standing.head = self.standing.head.max(last.seq);
         }
         Ok(frames)
     }

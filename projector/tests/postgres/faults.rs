@@ -6,7 +6,7 @@ use std::thread;
 use waybill_projections::story::Teller;
 use waybill_projector::postgres::{Phase, PostgresProjector};
 
-use crate::world::{World, catch_up, requests, turn_until};
+use crate::world::{World, catch_up, requests, same, turn_until};
 
 const N_REQUESTS: usize = 300;
 
@@ -44,7 +44,7 @@ fn each_row_once(world: &World) {
     assert_eq!(database.rows(sql), ["601 601"]);
     let sql = "SELECT count(*), count(DISTINCT (request_id, attempt)), sum(input), sum(cost_nano) FROM waybill.usage_attempts";
     assert_eq!(database.rows(sql), ["1202 1202 60100 4207"]);
-    assert_eq!(database.everything(), world.fresh_rows());
+    same(&database.everything(), &world.fresh_rows());
 }
 
 /// Runs the projector until it is held where a batch writes to `station`, lets `fault` happen there, and gives it back
@@ -192,5 +192,5 @@ fn a_row_that_stands_already_stays_and_its_batch_is_stored_all_the_same() {
     assert_eq!(database.rows("SELECT seq, line, why FROM waybill.quarantine"), ["2 0 by hand"]);
     database.execute("DELETE FROM wb_g1.quarantine");
     let rows = |rows: Vec<String>| rows.into_iter().filter(|row| !row.starts_with("quarantine")).collect::<Vec<_>>();
-    assert_eq!(rows(database.everything()), rows(world.fresh_rows()));
+    same(&rows(database.everything()), &rows(world.fresh_rows()));
 }

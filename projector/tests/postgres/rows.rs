@@ -7,7 +7,7 @@ use waybill_schema::event::{
     SessionSource, Stored,
 };
 
-use crate::world::{NIGHT, World, catch_up, requests};
+use crate::world::{NIGHT, World, catch_up, requests, same};
 
 #[test]
 fn a_request_that_failed_over_is_one_row_and_each_send_is_one() {
@@ -124,7 +124,7 @@ fn a_response_has_the_owner_that_was_seen_first_and_becomes_final_once() {
     catch_up(&mut projector);
     let sql = "SELECT response, deployment, state FROM waybill.response_owners ORDER BY 1";
     assert_eq!(world.database().rows(sql), ["h1 a final", "h2 a provisional", "h3 c final"]);
-    assert_eq!(world.database().everything(), world.fresh_rows());
+    same(&world.database().everything(), &world.fresh_rows());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+use waybill_events::archive::{Archive, Archived};
 use waybill_events::log::Log;
 use waybill_events::sqlite::SqliteLog;
 use waybill_projections::story::Teller;
@@ -66,6 +67,24 @@ impl World {
         PostgresProjector::new(Box::new(log), url, begin).expect("a projector can be made")
     }
 
+    /// Closes all of the log as files.
+    pub(crate) fn archive(&mut self) {
+        let end = self.log.head().expect("the log can be read");
+        let closed = self.archived().extend(&mut self.log, end, 1).map(|closed| closed.is_some());
+        assert!(closed.expect("the log can be archived"));
+    }
+
+    /// A projector of the archive and, behind it, the log.
+    pub(crate) fn archived_projector(&self) -> PostgresProjector {
+        let log = SqliteLog::open_read_only(&self.log_file()).expect("the log opens for reading");
+        let whole = Archived::new(self.archived(), Box::new(log)).expect("archive and log belong together");
+        PostgresProjector::new(Box::new(whole), &self.url, Begin::Checkpoint).expect("a projector can be made")
+    }
+
+    fn archived(&self) -> Archive {
+        Archive::open(&self.dir.path().join("archive")).expect("the archive opens")
+    }
+
     pub(crate) fn database(&self) -> Database {
         Database::open(&self.url)
     }
@@ -91,6 +110,15 @@ pub(crate) fn requests(gateway: &mut Teller, n: usize) -> Vec<Frame> {
         facts.push(gateway.ends(at + 100, &id, Outcome::Success, Class::Success, 2));
     }
     facts.chunks(100).map(|facts| gateway.seals(facts)).collect()
+}
+
+/// Checks that two databases hold the same rows, and shows those that only one has.
+#[track_caller]
+pub(crate) fn same(left: &[String], right: &[String]) {
+    let only =
+        |of: &[String], other: &[String]| of.iter().filter(|row| !other.contains(row)).cloned().collect::<Vec<_>>();
+    assert_eq!((only(left, right), only(right, left)), (vec![], vec![]));
+    assert_eq!(left.len(), right.len());
 }
 
 /// Turns until the projector stands as it `should`.
