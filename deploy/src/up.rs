@@ -70,6 +70,9 @@ async fn up(args: Args) -> anyhow::Result<()> {
         bail!("`log` names servers, and `up` keeps its log in one file: use `waybill gateway`, or leave it out");
     }
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if config.usage.is_some() {
+        tracing::warn!("`usage` is for `waybill projector`: `up` keeps its rows beside its log");
+    }
     let listener = service::bind(args.listen, &config).await?;
     let listen = listener.local_addr()?;
 

@@ -359,7 +359,6 @@ fn settings_that_change_nothing_yet_are_named() {
     };
     let expected = [
         (9, "state"),
-        (10, "usage"),
         (22, "health.breaker"),
         (23, "health.auto_disable_failures"),
         (24, "health.probe"),
