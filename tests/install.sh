@@ -44,13 +44,25 @@ system_packages() {
     command -v npm >/dev/null || missing+=(npm)
     command -v redis-server >/dev/null || missing+=(redis-server)
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    has_postgres || missing+=(postgresql)
+    command -v pgrep >/dev/null || missing+=(procps)
     ((${#missing[@]})) || return 0
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
         echo "tests/install.sh: please install ${missing[*]} (the names of Debian), then run \`make test\` again" >&2
         exit 1
     fi
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    export DEBIAN_FRONTEND=noninteractive
+    # The package of the server would make a database and start it; the tests start their own.
+    if ! has_postgres; then
+        apt-get install -y -qq --no-install-recommends postgresql-common
+        echo "create_main_cluster = false" >>/etc/postgresql-common/createcluster.conf
+    fi
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}
+
+has_postgres() {
+    command -v initdb >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null
 }
 
 python_sdks() {

@@ -8,7 +8,8 @@ use waybill_events::archive::{Archive, ArchiveError};
 use waybill_events::log::Log;
 
 use crate::chore::Chore;
-use crate::{DataDir, check, logs, table};
+use crate::logs::Place;
+use crate::table;
 
 /// A stretch that is closed by itself has so many frames at least, or [`waybill_events::archive::STRETCH_BYTES_MAX`]
 /// bytes: a small file for each minute would be a burden for years.
@@ -22,27 +23,20 @@ pub(crate) struct Args {
     /// The folder of the archive, made where it is missing
     #[arg(value_name = "DIR")]
     archive: PathBuf,
-    /// The configuration file, where it names the log's servers
-    #[arg(long, env = "WAYBILL_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
     /// Leave a stretch of fewer frames for another day
     #[arg(long, default_value_t = 1, value_name = "N")]
     frames_min: usize,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    data: DataDir,
+    place: Place,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let config = args.config.as_deref().map(check::load).transpose()?;
-    let mut log = logs::open(config.as_ref(), &args.data.data)?;
+    let mut log = args.place.open()?;
     let mut archive = Archive::open(&args.archive)?;
     let before = archive.stretches().len();
     extend(&mut archive, log.as_mut(), args.frames_min)?;
     let (closed, last) = (&archive.stretches()[before..], archive.last());
-    if args.json {
+    if args.place.json {
         return table::json(&serde_json::json!({"closed": closed, "last": last}));
     }
     if !closed.is_empty() {

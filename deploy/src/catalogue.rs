@@ -1,7 +1,5 @@
 //! `waybill catalogue`: the batches that made the catalogue, and taking one back.
 
-use std::path::PathBuf;
-
 use anyhow::bail;
 use waybill_auditor::catalogue::diff::{Change, Field, Kind};
 use waybill_auditor::catalogue::listing::Listed;
@@ -11,7 +9,8 @@ use waybill_projections::word::Word;
 use waybill_schema::event::Batch;
 use waybill_schema::time::Time;
 
-use crate::{DataDir, check, logs, table};
+use crate::logs::Place;
+use crate::table;
 
 /// Longest actor or reason, in bytes: a line that people read.
 const LINE_BYTES_MAX: usize = 256;
@@ -39,19 +38,6 @@ enum Command {
         #[command(flatten)]
         place: Place,
     },
-}
-
-/// Which log, and how to print.
-#[derive(clap::Args, Debug)]
-struct Place {
-    /// The configuration file, where it names the log's servers
-    #[arg(long, env = "WAYBILL_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    data: DataDir,
 }
 
 /// Who makes a batch, and why.
@@ -86,13 +72,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             let undo = catalogue::undo(&history.batches, &history.rows, *batch, &hand.actor, &reason)?;
             submit(log.as_mut(), undo, *dry_run, place.json)
         }
-    }
-}
-
-impl Place {
-    fn open(&self) -> anyhow::Result<Box<dyn Log>> {
-        let config = self.config.as_deref().map(check::load).transpose()?;
-        logs::open(config.as_ref(), &self.data.data)
     }
 }
 

@@ -18,10 +18,18 @@ pub(crate) struct Chore {
 impl Chore {
     /// Starts the thread `name`, which takes a `turn` now and after each `pause`.
     pub(crate) fn start(name: &str, pause: Duration, mut turn: impl FnMut() + Send + 'static) -> io::Result<Self> {
+        Self::paced(name, move || {
+            turn();
+            pause
+        })
+    }
+
+    /// Starts the thread `name`, which takes a `turn` now and after each pause that the one before asked for.
+    pub(crate) fn paced(name: &str, mut turn: impl FnMut() -> Duration + Send + 'static) -> io::Result<Self> {
         let (stop, stopped) = sync_channel(0);
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             loop {
-                turn();
+                let pause = turn();
                 match stopped.recv_timeout(pause) {
                     Err(RecvTimeoutError::Timeout) => {}
                     Ok(_) | Err(RecvTimeoutError::Disconnected) => return,

@@ -1,13 +1,34 @@
-//! The log that a configuration names, opened for commands that write to it.
+//! The log that a configuration names, opened for commands that read it or write to it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use waybill_events::jetstream::{JetstreamLog, Settings};
 use waybill_events::log::Log;
 use waybill_events::sqlite::SqliteLog;
 use waybill_schema::config::{Config, LogSettings};
 
-use crate::data;
+use crate::{DataDir, check, data};
+
+/// Which log, and how to print what a command finds there.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Place {
+    /// The configuration file, where it names the log's servers
+    #[arg(long, env = "WAYBILL_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    data: DataDir,
+}
+
+impl Place {
+    /// Opens the log, see [`open`].
+    pub(crate) fn open(&self) -> anyhow::Result<Box<dyn Log>> {
+        let config = self.config.as_deref().map(check::load).transpose()?;
+        open(config.as_ref(), &self.data.data)
+    }
+}
 
 /// Opens the log: the servers of `log`, or the embedded file in the data folder, beside a running `up`.
 ///

@@ -14,6 +14,7 @@ mod follow;
 mod gateway;
 mod health;
 mod logs;
+mod projector;
 mod route;
 mod service;
 mod sessions;
@@ -49,6 +50,8 @@ enum Command {
     Gateway(gateway::Args),
     /// Keep the catalogue of many gateways at what a file says
     Auditor(auditor::Args),
+    /// Fold the log of many gateways into Postgres
+    Projector(projector::Args),
     /// Validate a configuration file: all errors at once, each with its line and field
     Check(check::Args),
     /// Bring the catalogue to a configuration file, and show the difference
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Up(args) => up::run(args),
         Command::Gateway(args) => gateway::run(args),
         Command::Auditor(args) => auditor::run(args),
+        Command::Projector(args) => projector::run(args),
         Command::Check(args) => check::run(&args),
         Command::Apply(args) => apply::run(&args),
         Command::Catalogue(args) => catalogue::run(&args),

@@ -73,6 +73,9 @@ async fn up(args: Args) -> anyhow::Result<()> {
     if config.state.is_some() {
         tracing::warn!("`state` is what gateways share: `up` is one, keeps its own, and does not use it");
     }
+    if config.usage.is_some() {
+        tracing::warn!("`usage` is for `waybill projector`: `up` keeps its rows beside its log");
+    }
     let listener = service::bind(args.listen, &config).await?;
     let listen = listener.local_addr()?;
 

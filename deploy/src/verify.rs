@@ -7,34 +7,28 @@ use waybill_auditor::verify::{Verified, verify};
 use waybill_events::archive::{Archive, Archived};
 use waybill_events::log::Log;
 
-use crate::{DataDir, check, logs, table};
+use crate::logs::Place;
+use crate::table;
 
 /// Check sums, chains, numbers and batches of the log.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The configuration file, where it names the log's servers
-    #[arg(long, env = "WAYBILL_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
     /// The folder of the archive, read before the log
     #[arg(long, value_name = "DIR")]
     archive: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    data: DataDir,
+    place: Place,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let config = args.config.as_deref().map(check::load).transpose()?;
-    let mut log: Box<dyn Log> = logs::open(config.as_ref(), &args.data.data)?;
+    let mut log: Box<dyn Log> = args.place.open()?;
     if let Some(dir) = &args.archive {
         let archive = Archive::open(dir)?;
         archive.verify()?;
         log = Box::new(Archived::new(archive, log)?);
     }
     let verified = verify(log.as_mut())?;
-    match args.json {
+    match args.place.json {
         true => table::json(&verified)?,
         false => print(&verified)?,
     }

@@ -11,12 +11,10 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use waybill_events::log::{Seq, StoredFrame};
 use waybill_events::sqlite::{self, SqliteLog, integer, stored_frame};
 use waybill_projections::fold::Fold;
-use waybill_projections::gate::{Gate, Verdict};
-use waybill_projections::read::{self, Unread};
+use waybill_projections::gate::Gate;
 use waybill_projections::usage::{Journal, Row, UsageFold};
-use waybill_schema::event::Fact;
-use waybill_schema::frame::FrameError;
 
+use crate::reader::{Newer, Read, each_fact, tell};
 use crate::rows::{self, Checkpoint};
 
 /// At least as many frames as one append may hold can be taken back without reading the log again.
@@ -25,24 +23,9 @@ pub const STEPS_MAX: usize = 64;
 /// Why a frame cannot be projected.
 #[derive(Debug, thiserror::Error)]
 pub enum ProjectError {
-    /// A newer program wrote an event: this one must be upgraded before it can go on.
-    #[error("frame {seq} holds event `{kind}` version {version}, which a newer program wrote: upgrade this one")]
-    NewerEvent {
-        /// The frame.
-        seq: u64,
-        /// The event's kind.
-        kind: String,
-        /// Its version.
-        version: u16,
-    },
-    /// A newer program wrote a frame: this one must be upgraded before it can go on.
-    #[error("frame {seq} has format {format}, which a newer program wrote: upgrade this one")]
-    NewerFrame {
-        /// The frame.
-        seq: u64,
-        /// Its format.
-        format: u16,
-    },
+    /// A newer program wrote to the log.
+    #[error(transparent)]
+    Newer(#[from] Newer),
     /// SQLite failed.
     #[error("the embedded store failed")]
     Sqlite(#[from] rusqlite::Error),
@@ -206,12 +189,12 @@ impl EmbeddedProjector {
         let Self { gate, usage, .. } = self;
         let fresh = stored.seq.0 > covered;
         let mut rows = Vec::new();
-        let sum = each_fact(stored, |read| {
+        let sum = each_fact::<ProjectError>(stored, |read| {
             match read {
                 Read::Fact(fact) => {
-                    let verdict = gate.admit(fact);
+                    let verdict = gate.admit(&fact);
                     if verdict.folds() {
-                        usage.apply_noting(fact, stored.seq.0, &mut rows, journal);
+                        usage.apply_noting(&fact, stored.seq.0, &mut rows, journal);
                     }
                     tell(&verdict);
                 }
@@ -268,9 +251,9 @@ impl Replay {
     ) -> Result<(), ProjectError> {
         let (seq, fold) = (frame.seq.0, &mut self.fold);
         let fresh = seq > covered;
-        each_fact(frame, |read| {
+        each_fact::<ProjectError>(frame, |read| {
             match read {
-                Read::Fact(fact) => tell(&fold.apply(fact, seq, rows)),
+                Read::Fact(fact) => tell(&fold.apply(&fact, seq, rows)),
                 Read::Unread(unread) => {
                     tell(&fold.gate.pass_over(&unread.revision));
                     if fresh {
@@ -293,45 +276,6 @@ fn frames_between(connection: &Connection, after: u64, before: u64) -> Result<Ve
     frames.collect()
 }
 
-/// What was read of a frame.
-enum Read<'a> {
-    Fact(&'a Fact),
-    Unread(&'a Unread<'a>),
-    /// Not even a header.
-    NoFrame(FrameError),
-}
-
-/// Hands everything in a frame to `take`, in order; stops at what a newer program wrote. Gives the frame's sum where
-/// its header can be read.
-fn each_fact(
-    frame: &StoredFrame,
-    mut take: impl FnMut(Read<'_>) -> Result<(), ProjectError>,
-) -> Result<Option<String>, ProjectError> {
-    let seq = frame.seq.0;
-    let header = match read::header(&frame.bytes) {
-        Ok(header) => header,
-        Err(FrameError::Newer(format)) => return Err(ProjectError::NewerFrame { seq, format }),
-        Err(error @ (FrameError::Header | FrameError::Sum)) => {
-            tracing::error!(seq, "frame cannot be read: quarantined");
-            take(Read::NoFrame(error))?;
-            return Ok(None);
-        }
-    };
-    for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
-        match fact {
-            Ok(fact) => take(Read::Fact(&fact))?,
-            Err(unread) => {
-                if let Some((kind, version)) = unread.why.newer() {
-                    return Err(ProjectError::NewerEvent { seq, kind: kind.to_owned(), version });
-                }
-                tracing::error!(seq, line = unread.line, why = %unread.why, "line cannot be decoded: quarantined");
-                take(Read::Unread(&unread))?;
-            }
-        }
-    }
-    Ok(Some(header.sum))
-}
-
 fn write(connection: &Connection, rows: &[Row]) -> Result<(), rusqlite::Error> {
     let n_left_out = rows::insert(connection, rows)?;
     if n_left_out > 0 {
@@ -340,23 +284,13 @@ fn write(connection: &Connection, rows: &[Row]) -> Result<(), rusqlite::Error> {
     Ok(())
 }
 
-fn tell(verdict: &Verdict) {
-    match verdict {
-        Verdict::Fold => {}
-        Verdict::Duplicate => tracing::debug!("fact met again: ignored"),
-        Verdict::Violation(violation) => {
-            tracing::error!(at = %violation.at, broken = ?violation.broken, "a writer broke a promise of the log");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use rusqlite::types::Value;
     use tempfile::TempDir;
     use waybill_events::log::{AppendError, Log};
     use waybill_projections::story::Teller;
-    use waybill_schema::event::{Class, Epoch, Outcome};
+    use waybill_schema::event::{Class, Epoch, Fact, Outcome};
     use waybill_schema::frame::Frame;
 
     use waybill_schema::time::Time;

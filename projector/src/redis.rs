@@ -14,19 +14,21 @@
 //! A generation is named as the one to read only when it has caught up with the log.
 
 mod fold;
+mod projection;
 mod store;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use waybill_events::log::{Log, ReadError, Seq, StoredFrame};
 use waybill_schema::FOLD_VERSION;
 use waybill_schema::redis::Mark;
 use waybill_schema::time::Time;
 
-pub use fold::{Fold, UnreadableError, Write};
+pub use fold::{Fold, Write};
+pub use projection::{Projection, Standing};
 use store::{Answer, Batch, Store};
+
+use crate::reader::Newer;
 
 /// A batch is written when it has so many keys; one frame more may add some hundreds.
 const BATCH_KEYS: usize = 256;
@@ -34,10 +36,6 @@ const BATCH_KEYS: usize = 256;
 const FRAMES_MAX: usize = 32;
 /// A projector that stands by takes over when the other has not moved for so long and had reason to.
 const STANDBY_MS: u64 = 10_000;
-/// The pause where there is nothing to do.
-const IDLE: Duration = Duration::from_millis(50);
-/// The pause after a failure.
-const RETRY: Duration = Duration::from_millis(250);
 /// Affinity records kept where a configuration says nothing else: some hundred MiB.
 pub const RECORDS_MAX: usize = 1 << 20;
 
@@ -63,7 +61,7 @@ pub enum ProjectError {
     Log(#[from] ReadError),
     /// A newer program wrote to the log: this one must be upgraded.
     #[error(transparent)]
-    Unreadable(#[from] UnreadableError),
+    Newer(#[from] Newer),
     /// A newer program folded this generation: this one must be upgraded, or the one before be read again.
     #[error("generation {generation} was made by fold {fold}, which a newer program has: upgrade this one")]
     NewerFold {
@@ -87,7 +85,7 @@ impl ProjectError {
     pub fn is_final(&self) -> bool {
         match self {
             Self::Redis(_) | Self::Log(_) => false,
-            Self::Unreadable(_) | Self::NewerFold { .. } | Self::LogLost { .. } => true,
+            Self::Newer(_) | Self::NewerFold { .. } | Self::LogLost { .. } => true,
         }
     }
 }
@@ -103,21 +101,6 @@ pub enum Turn {
     Astray,
     /// A projector with a greater epoch is at work.
     StandsBy,
-}
-
-/// How a projector stands, for those who watch it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// The generation it writes.
-    pub generation: u64,
-    /// The last frame that Redis is known to cover.
-    pub seq: u64,
-    /// Whether it covers the whole log, as of the last look.
-    pub caught_up: bool,
-    /// Whether another projector is at work instead.
-    pub stands_by: bool,
-    /// What keeps it from its work.
-    pub trouble: Option<String>,
 }
 
 /// A projector and what it has folded so far.
@@ -239,15 +222,14 @@ impl RedisProjector {
         }
     }
 
-    /// How it stands after a turn.
-    pub fn standing(&self, turn: Turn) -> Standing {
-        Standing {
-            generation: self.generation,
-            seq: self.written.seq,
-            caught_up: turn == Turn::CaughtUp,
-            stands_by: turn == Turn::StandsBy,
-            trouble: None,
-        }
+    /// The generation it writes.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The last frame that Redis is known to cover.
+    pub fn seq(&self) -> u64 {
+        self.written.seq
     }
 
     /// Follows the one at work in memory, and takes its place where it stays behind the log without moving.
@@ -353,59 +335,4 @@ impl RedisProjector {
         self.ahead.extend(frames);
         Ok(true)
     }
-}
-
-/// Projects `log` into Redis until `stop`, through outages of both; `tell` hears how it stands after every turn.
-///
-/// Returns an error only where trying again cannot help. Between turns its thread is parked: unparking it lets it see
-/// `stop` at once.
-pub fn run(
-    log: &mut dyn Log,
-    settings: &Settings,
-    stop: &AtomicBool,
-    tell: &mut dyn FnMut(Standing),
-) -> Result<(), ProjectError> {
-    let mut projector = RedisProjector::new(settings)?;
-    let mut trouble: Option<String> = None;
-    while !stop.load(Ordering::Relaxed) {
-        let pause = match projector.turn(log, Time::wall_clock()) {
-            Ok(turn) => {
-                if trouble.take().is_some() {
-                    tracing::info!("the shared state is brought forward again");
-                }
-                tell(projector.standing(turn));
-                match turn {
-                    Turn::Wrote => None,
-                    Turn::CaughtUp => Some(IDLE),
-                    Turn::Astray | Turn::StandsBy => Some(RETRY),
-                }
-            }
-            Err(error) if error.is_final() => return Err(error),
-            Err(error) => {
-                let said = told(&error);
-                if trouble.is_none() {
-                    tracing::warn!("the shared state waits: {said}");
-                }
-                tell(Standing { trouble: Some(said.clone()), ..projector.standing(Turn::Astray) });
-                trouble = Some(said);
-                Some(RETRY)
-            }
-        };
-        if let Some(pause) = pause {
-            std::thread::park_timeout(pause);
-        }
-    }
-    Ok(())
-}
-
-/// An error with its causes, on one line.
-fn told(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        said.push_str(": ");
-        said.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    said
 }

@@ -171,7 +171,7 @@ fn insert_attempt(statement: &mut Statement<'_>, row: &UsageAttempt) -> Result<u
 }
 
 /// The bit set of the token columns that were worked out here: the order is the migration's.
-fn estimated(usage: &Usage) -> u8 {
+pub(crate) fn estimated(usage: &Usage) -> u8 {
     let parts = [usage.input, usage.output, usage.cached, usage.cache_write, usage.reasoning];
     let bits = parts.iter().zip(0..).map(|(part, bit)| u8::from(matches!(part, Tokens::Estimated(_))) << bit);
     bits.sum()

@@ -1,5 +1,33 @@
-//! Store layouts: the migrations of the embedded SQLite file, as refinery names them.
+//! Store layouts: migrations in order, as refinery names them, (name, SQL).
 
-/// The migrations of the embedded store, in order: (name as refinery wants it, SQL).
+/// The migrations of the embedded store's file.
 pub const SQLITE_MIGRATIONS: &[(&str, &str)] =
     &[("V1__log_and_usage", include_str!("../migrations/V1__log_and_usage.sql"))];
+
+/// The migrations of the Postgres schema [`POSTGRES_SCHEMA`].
+pub const POSTGRES_MIGRATIONS: &[(&str, &str)] =
+    &[("V1__generations", include_str!("../migrations/postgres/V1__generations.sql"))];
+
+/// The migrations of a generation, each run in that generation's own Postgres schema.
+pub const GENERATION_MIGRATIONS: &[(&str, &str)] =
+    &[("V1__usage_and_changes", include_str!("../migrations/generation/V1__usage_and_changes.sql"))];
+
+/// The Postgres schema that people and programs read: the list of generations, and views of the live one.
+pub const POSTGRES_SCHEMA: &str = "waybill";
+
+/// The tables of a generation; a view of the same name in [`POSTGRES_SCHEMA`] shows the live one's.
+pub const GENERATION_TABLES: &[&str] = &[
+    "usage_events",
+    "usage_attempts",
+    "response_owners",
+    "health_changes",
+    "catalogue_changes",
+    "model_changes",
+    "quarantine",
+    "checkpoints",
+];
+
+/// The Postgres schema of a generation.
+pub fn generation_schema(generation: u32) -> String {
+    format!("wb_g{generation}")
+}

@@ -358,7 +358,6 @@ fn settings_that_change_nothing_yet_are_named() {
         good(text, variables).warnings.into_iter().map(|warning| (warning.line, warning.field)).collect()
     };
     let expected = [
-        (10, "usage"),
         (22, "health.breaker"),
         (23, "health.auto_disable_failures"),
         (24, "health.probe"),

@@ -181,19 +181,14 @@ impl Fleet {
         &self,
         look: impl FnOnce(&mut JetstreamLog) -> T + Send + 'static,
     ) -> T {
-        let settings = self.log();
+        let (servers, stream, replicas) = (self.servers.clone(), STREAM.to_owned(), self.replicas);
+        let settings = Settings { servers, stream, replicas, bytes_max: STREAM_BYTES_MAX };
         let looked = move || look(&mut JetstreamLog::new(settings).expect("a log can be made"));
         tokio::task::spawn_blocking(looked).await.expect("the log is whole")
     }
 
     fn gateway(&self, n: usize) -> &Process {
         self.gateways[n].as_ref().expect("the gateway runs")
-    }
-
-    /// Where the log is.
-    pub(crate) fn log(&self) -> Settings {
-        let (servers, stream, replicas) = (self.servers.clone(), STREAM.to_owned(), self.replicas);
-        Settings { servers, stream, replicas, bytes_max: STREAM_BYTES_MAX }
     }
 
     fn command_gateway(&self, n: usize, of: usize) -> Command {

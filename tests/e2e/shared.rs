@@ -3,17 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::watch;
+use serde_json::Value;
 use tokio::time::Instant;
 use waybill_auditor::redecide::{Redecision, redecide};
-use waybill_events::jetstream::JetstreamLog;
-use waybill_projector::redis::{ProjectError, RECORDS_MAX, Settings, run};
+use waybill_events::log::Log;
 use waybill_schema::event::{Event, Reason, Selection};
 use waybill_servers::nats::{self, Nats};
 use waybill_servers::redis::{Options, Redis};
@@ -21,8 +17,9 @@ use waybill_simulator::{Action, Step};
 
 use crate::client::Client;
 use crate::dialect::CHAT;
-use crate::fleet::Fleet;
-use crate::world::{PATIENCE, Plan};
+use crate::fleet::{Fleet, ready_when};
+use crate::process::Process;
+use crate::world::{KEY, PATIENCE, Plan};
 
 /// A deadline that only a server that is away misses, on a machine as busy as one that runs tests.
 const PATIENT_MS: u32 = 1000;
@@ -31,50 +28,8 @@ const PATIENT_MS: u32 = 1000;
 struct Cluster {
     fleet: Fleet,
     redis: Redis,
-    projection: Projection,
-    n_gateways: usize,
+    projector: Process,
     _nats: Nats,
-}
-
-/// A projector on a thread of the test.
-struct Projection {
-    stop: Arc<AtomicBool>,
-    /// How often it has found nothing left to do.
-    rests: watch::Receiver<u64>,
-    thread: Option<JoinHandle<Result<(), ProjectError>>>,
-}
-
-impl Projection {
-    fn start(log: waybill_events::jetstream::Settings, url: String) -> Self {
-        let (stop, (tell, rests)) = (Arc::new(AtomicBool::new(false)), watch::channel(0));
-        let asked = stop.clone();
-        let thread = std::thread::spawn(move || {
-            let mut log = JetstreamLog::new(log).expect("a log can be made");
-            let settings = Settings { url, prefix: "wb:".to_owned(), records_max: RECORDS_MAX };
-            run(&mut log, &settings, &asked, &mut |standing| {
-                tell.send_modify(|rests| *rests += u64::from(standing.caught_up));
-            })
-        });
-        Self { stop, rests, thread: Some(thread) }
-    }
-
-    /// Waits until all that the log holds now is in Redis.
-    async fn rests(&mut self) {
-        // The turn under way may have read the log before.
-        let enough = *self.rests.borrow() + 2;
-        let rested = tokio::time::timeout(PATIENCE, self.rests.wait_for(|rests| *rests >= enough)).await;
-        rested.expect("the projector catches up").expect("the projector runs");
-    }
-}
-
-impl Drop for Projection {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            let _ = thread.join();
-        }
-    }
 }
 
 impl Cluster {
@@ -83,18 +38,21 @@ impl Cluster {
         let state = format!("state: {{ redis: '{}', prefix: 'wb:', read_deadline_ms: {deadline_ms} }}\n", redis.url());
         let plan = Plan::of(upstreams).settings(&format!("{state}{settings}"));
         let fleet = Fleet::start(plan, 3, &[nats.url()]).await;
-        let projection = Projection::start(fleet.log(), redis.url());
-        let mut cluster = Self { fleet, redis, projection, n_gateways: 3, _nats: nats };
+        let projector = Process::start(&mut fleet.command(&["projector", "--listen", "127.0.0.1:0"])).await;
+        let cluster = Self { fleet, redis, projector, _nats: nats };
         cluster.settled().await;
         cluster
     }
 
     /// Waits until all that the gateways have said is in Redis.
-    async fn settled(&mut self) {
-        for n in 0..self.n_gateways {
+    async fn settled(&self) {
+        for n in 0..3 {
             self.fleet.ready_when(n, |ready| ready["detail"]["log"]["lag_facts"] == 0).await;
         }
-        self.projection.rests().await;
+        let head = self.fleet.look(|log| log.head().expect("the log answers").0).await;
+        let is_there =
+            |ready: &Value| ready["ready"] == true && ready["detail"]["redis"]["checkpoint"].as_u64() >= Some(head);
+        ready_when(&Client::new(self.projector.addr, KEY), is_there).await;
     }
 
     async fn served(&self, n: usize, session: &str) -> String {
@@ -155,7 +113,7 @@ async fn parallel_firsts_of_a_session_reach_one_deployment() {
 #[tokio::test]
 async fn a_failover_seen_by_one_gateway_is_followed_by_the_others() {
     let calm = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
-    let mut cluster = Cluster::start(&["a", "b"], calm, PATIENT_MS).await;
+    let cluster = Cluster::start(&["a", "b"], calm, PATIENT_MS).await;
     for session in ["s-1", "s-2", "s-3"] {
         let first = cluster.served(0, session).await;
         cluster.settled().await;
@@ -178,7 +136,7 @@ async fn a_failover_seen_by_one_gateway_is_followed_by_the_others() {
 #[tokio::test]
 async fn a_cooldown_that_one_gateway_raised_holds_at_the_others() {
     let quick = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { failure_threshold: 1, cooldown_seconds: 600 }\n";
-    let mut cluster = Cluster::start(&["a", "b"], quick, PATIENT_MS).await;
+    let cluster = Cluster::start(&["a", "b"], quick, PATIENT_MS).await;
     cluster.fleet.upstreams.named("a").push(Step::new([Action::status(503)]).standing());
     let mut n = 0;
     while cluster.fleet.upstreams.named("a").calls().is_empty() {

@@ -13,28 +13,7 @@ use waybill_schema::redis::{Generation, Mark, Place, TIDY_AFTER_MS, Value};
 use waybill_schema::secret::sum128;
 use waybill_schema::time::Time;
 
-/// Why the log cannot be folded by this program.
-#[derive(Debug, thiserror::Error)]
-pub enum UnreadableError {
-    /// A newer program wrote an event.
-    #[error("frame {seq} holds event `{kind}` version {version}, which a newer program wrote: upgrade this one")]
-    Event {
-        /// The frame.
-        seq: u64,
-        /// The event's kind.
-        kind: String,
-        /// Its version.
-        version: u16,
-    },
-    /// A newer program wrote a frame.
-    #[error("frame {seq} has format {format}, which a newer program wrote: upgrade this one")]
-    Frame {
-        /// The frame.
-        seq: u64,
-        /// Its format.
-        format: u16,
-    },
-}
+use crate::reader::{Newer, Read, each_fact, tell};
 
 /// A key and what it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,31 +64,19 @@ impl Fold {
     }
 
     /// Folds a frame. What cannot be decoded is passed over: the usage projection keeps its bytes.
-    pub fn take(&mut self, frame: &StoredFrame) -> Result<(), UnreadableError> {
-        let seq = frame.seq.0;
-        let header = match read::header(&frame.bytes) {
-            Ok(header) => header,
-            Err(FrameError::Newer(format)) => return Err(UnreadableError::Frame { seq, format }),
-            Err(FrameError::Header | FrameError::Sum) => {
-                tracing::error!(seq, "frame cannot be read: passed over");
-                self.mark = Mark::at(seq, sum128(&[&frame.bytes]));
-                return Ok(());
-            }
-        };
-        for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
-            match fact {
-                Ok(fact) => self.fold(&fact),
-                Err(unread) => {
-                    if let Some((kind, version)) = unread.why.newer() {
-                        return Err(UnreadableError::Event { seq, kind: kind.to_owned(), version });
-                    }
-                    tracing::error!(seq, line = unread.line, why = %unread.why, "line cannot be decoded: passed over");
+    pub fn take(&mut self, frame: &StoredFrame) -> Result<(), Newer> {
+        let sum = each_fact(frame, |read| {
+            match read {
+                Read::Fact(fact) => self.fold(&fact),
+                Read::Unread(unread) => {
                     let verdict = self.gate.pass_over(&unread.revision);
                     self.place(&verdict, &unread.revision, frame.stored);
                 }
+                Read::NoFrame(_) => {}
             }
-        }
-        self.mark = Mark::at(seq, header.sum);
+            Ok::<_, Newer>(())
+        })?;
+        self.mark = Mark::at(frame.seq.0, sum.unwrap_or_else(|| sum128(&[&frame.bytes])));
         Ok(())
     }
 
@@ -155,16 +122,12 @@ impl Fold {
 
     /// Notes how far a writer has come.
     fn place(&mut self, verdict: &Verdict, revision: &Revision, at: Time) {
-        match verdict {
-            Verdict::Duplicate => return tracing::debug!("fact met again: ignored"),
-            Verdict::Violation(violation) => {
-                tracing::error!(at = %violation.at, broken = ?violation.broken, "a writer broke a promise of the log");
-            }
-            Verdict::Fold => {}
+        tell(verdict);
+        if verdict.folds() {
+            let place = Place { epoch: revision.epoch, number: revision.number, at };
+            self.writers.insert(revision.writer.clone(), place);
+            self.touched.writers.insert(revision.writer.clone());
         }
-        let place = Place { epoch: revision.epoch, number: revision.number, at };
-        self.writers.insert(revision.writer.clone(), place);
-        self.touched.writers.insert(revision.writer.clone());
     }
 
     fn writes_of(&self, touched: &Touched, generation: &Generation) -> Vec<Write> {
@@ -196,10 +159,10 @@ impl Fold {
 }
 
 /// The sum by which a mark names `frame`.
-pub(super) fn sum_of(frame: &StoredFrame) -> Result<String, UnreadableError> {
+pub(super) fn sum_of(frame: &StoredFrame) -> Result<String, Newer> {
     match read::header(&frame.bytes) {
         Ok(header) => Ok(header.sum),
-        Err(FrameError::Newer(format)) => Err(UnreadableError::Frame { seq: frame.seq.0, format }),
+        Err(FrameError::Newer(format)) => Err(Newer::Frame { seq: frame.seq.0, format }),
         Err(FrameError::Header | FrameError::Sum) => Ok(sum128(&[&frame.bytes])),
     }
 }

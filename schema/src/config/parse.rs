@@ -16,8 +16,7 @@ const DRAIN_SECONDS: RangeInclusive<u32> = 0..=3600;
 
 /// Settings that are read and checked but change nothing in this version; whoever brings one into force takes its line
 /// out. A line stands for everything under it; `[]` is any element.
-const NOT_IN_FORCE: [&str; 15] = [
-    "usage",
+const NOT_IN_FORCE: [&str; 14] = [
     "routing.latency_aware",
     "routing.error_aware",
     "routing.concurrency_aware",

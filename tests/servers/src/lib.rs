@@ -9,6 +9,7 @@
 
 pub mod disk;
 pub mod nats;
+pub mod postgres;
 pub mod redis;
 mod port;
 mod process;

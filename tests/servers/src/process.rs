@@ -40,9 +40,19 @@ pub enum StartError {
 /// The path of `binary`: as `tests/install.sh` installed it, else as the path has it.
 pub(crate) fn find(binary: &'static str, package: &'static str) -> Result<PathBuf, StartError> {
     let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.installed/bin");
+    find_among(std::iter::once(installed), binary, package)
+}
+
+/// The path of `binary` in the first of `folders` that has it, else as the path has it.
+pub(crate) fn find_among(
+    folders: impl Iterator<Item = PathBuf>,
+    binary: &'static str,
+    package: &'static str,
+) -> Result<PathBuf, StartError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::iter::once(installed).chain(std::env::split_paths(&path));
-    let found = folders.map(|folder| folder.join(binary)).find(|file| file.is_file());
+    let folders = folders.chain(std::env::split_paths(&path));
+    let mut files = folders.map(|folder| folder.join(binary));
+    let found = files.find(|file| file.is_file());
     found.ok_or(StartError::Missing { binary, package })
 }
 
@@ -69,10 +79,10 @@ impl Process {
         self.wait_until(|| get(port, path).is_some_and(|answer| answer.split(' ').nth(1) == Some("200")))
     }
 
-    /// Waits until `is_ready`, or the process has ended.
-    pub(crate) fn wait_until(&mut self, is_ready: impl Fn() -> bool) -> Result<(), StartError> {
+    /// Waits until it is `ready`, or has ended.
+    pub(crate) fn wait_until(&mut self, ready: impl Fn() -> bool) -> Result<(), StartError> {
         for _ in 0..POLLS_MAX {
-            if is_ready() {
+            if ready() {
                 return Ok(());
             }
             if self.child.try_wait().is_ok_and(|ended| ended.is_some()) {
@@ -87,6 +97,17 @@ impl Process {
     pub(crate) fn signal(&self, name: &str) {
         let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         assert!(sent.is_ok_and(|status| status.success()), "the signal {name} was not sent");
+    }
+
+    /// Sends the signal called `name` to it first and then to the processes that it has started.
+    pub(crate) fn signal_family(&self, name: &str) {
+        let listed = Command::new("pgrep").args(["-P", &self.child.id().to_string()]).output();
+        let children = listed.map(|listed| listed.stdout).unwrap_or_default();
+        self.signal(name);
+        for child in String::from_utf8_lossy(&children).split_whitespace() {
+            // One that has ended meanwhile needs no signal.
+            let _ = Command::new("kill").args(["-s", name, child]).stderr(Stdio::null()).status();
+        }
     }
 
     fn said(&self) -> String {

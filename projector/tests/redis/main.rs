@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use waybill_events::log::{Log, Seq};
 use waybill_events::sqlite::SqliteLog;
 use waybill_projections::story::{Teller, attempt, context, selection};
-use waybill_projector::redis::{Fold, ProjectError, RedisProjector, Settings, Standing, Turn, Write, run};
+use waybill_projector::redis::{Fold, ProjectError, Projection, RedisProjector, Settings, Standing, Turn, Write};
 use waybill_schema::event::{Class, Context, Effect, Event, Fact, KeyType, Preference, Selection, Sticky};
 use waybill_schema::frame::Frame;
 use waybill_schema::id::{AffinityKey, MemberId, Revision};
@@ -292,11 +292,14 @@ fn a_running_projector_comes_through_kills_and_a_freeze_by_itself() {
     let mut world = World::new(11);
     let (stop, settings) = (AtomicBool::new(false), settings(&redis));
     let (tell, told) = sync_channel(1);
-    let mut second = World::open(&world.folder, "log");
+    let second = World::open(&world.folder, "log");
+    let mut projection = Projection::new(Box::new(second), &settings).expect("the URL is one");
     std::thread::scope(|scope| {
-        let at_work = scope.spawn(|| {
-            let mut tell = |standing| drop(tell.try_send(standing));
-            run(&mut second, &settings, &stop, &mut tell)
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                std::thread::park_timeout(projection.turn());
+                let _ = tell.try_send(projection.standing().clone());
+            }
         });
         for round in 0..8 {
             world.lives(100);
@@ -320,8 +323,6 @@ fn a_running_projector_comes_through_kills_and_a_freeze_by_itself() {
             check(&redis, &mut world, 1);
         }
         stop.store(true, Ordering::Relaxed);
-        at_work.thread().unpark();
-        at_work.join().expect("it ends").expect("nothing final happened");
     });
 }
 

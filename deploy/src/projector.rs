@@ -1,0 +1,158 @@
+//! `waybill projector`: folds the shared log into the stores that people and gateways read, each by a projection of its
+//! own that no trouble of the other holds up. Any number may run side by side: for each store one writes, the others
+//! wait for it to end.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::net::TcpListener;
+use waybill_events::archive::{Archive, Archived};
+use waybill_events::jetstream::JetstreamLog;
+use waybill_events::log::Log;
+use waybill_gateway::server::{self, Readiness};
+use waybill_projector::postgres::{self, Begin, Phase, PostgresProjector};
+use waybill_projector::redis::{self, Projection, RECORDS_MAX};
+use waybill_schema::config::StateSettings;
+use waybill_schema::time::Time;
+
+use crate::chore::{Chore, Shared};
+use crate::{check, gateway, service};
+
+/// How long questions about its health get to end when it stops.
+const DRAIN: Duration = Duration::from_secs(1);
+const MS_PER_SECOND: u64 = 1000;
+
+/// Fold the log of many gateways into Postgres and Redis.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// The configuration file
+    #[arg(long, env = "WAYBILL_CONFIG", value_name = "FILE")]
+    config: PathBuf,
+    /// Where to answer `/healthz` and `/readyz`; without it, nowhere
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+    /// The folder of the log's archive, where the log itself does not reach back to its start any more
+    #[arg(long, value_name = "DIR")]
+    archive: Option<PathBuf>,
+    /// Begin at the start of the log, in new tables of Postgres that become the live ones when they have caught up
+    #[arg(long)]
+    new_generation: bool,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let runtime = service::runtime()?;
+    let config = check::load(&args.config)?;
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if config.usage.is_none() && config.state.is_none() {
+        bail!("{} names neither `usage` nor `state`, so there is nothing to project into", args.config.display());
+    }
+    let settings = gateway::settings(&config, &args.config)?;
+    let log = || -> anyhow::Result<Box<dyn Log>> {
+        let log = JetstreamLog::new(settings.clone())?;
+        Ok(match &args.archive {
+            Some(dir) => Box::new(Archived::new(Archive::open(dir)?, Box::new(log))?),
+            None => Box::new(log),
+        })
+    };
+    let begin = if args.new_generation { Begin::NewGeneration } else { Begin::Checkpoint };
+    let mut chores = Vec::new();
+    let mut standings = Standings::default();
+    if let Some(usage) = &config.usage {
+        let standing = standings.postgres.insert(Shared::default());
+        chores.push(into_postgres(PostgresProjector::new(log()?, &usage.postgres, begin)?, standing.clone())?);
+    }
+    if let Some(StateSettings { redis, prefix, .. }) = &config.state {
+        let to = redis::Settings { url: redis.clone(), prefix: prefix.clone(), records_max: RECORDS_MAX };
+        let projection = Projection::new(log()?, &to).context("state.redis is no server to project into")?;
+        chores.push(into_redis(projection, standings.redis.insert(Shared::default()).clone())?);
+    }
+    let served = runtime.block_on(serve(standings, args.listen));
+    drop(chores);
+    served
+}
+
+fn into_postgres(mut projector: PostgresProjector, standing: Shared<postgres::Standing>) -> anyhow::Result<Chore> {
+    let chore = Chore::paced("postgres", move || {
+        let pause = projector.turn();
+        standing.change(|standing| standing.clone_from(projector.standing()));
+        pause
+    })?;
+    Ok(chore)
+}
+
+fn into_redis(mut projection: Projection, standing: Shared<redis::Standing>) -> anyhow::Result<Chore> {
+    let chore = Chore::paced("redis", move || {
+        let pause = projection.turn();
+        standing.change(|standing| standing.clone_from(projection.standing()));
+        pause
+    })?;
+    Ok(chore)
+}
+
+/// How the projections stand; nothing of a store that the configuration does not name.
+#[derive(Clone, Default)]
+struct Standings {
+    postgres: Option<Shared<postgres::Standing>>,
+    redis: Option<Shared<redis::Standing>>,
+}
+
+async fn serve(standings: Standings, listen: Option<SocketAddr>) -> anyhow::Result<()> {
+    let asked = service::asked_to_stop()?;
+    let Some(listen) = listen else {
+        service::greet("waybill projector is up");
+        asked.await;
+        return Ok(());
+    };
+    let listener = TcpListener::bind(listen).await.context("the listening address cannot be had")?;
+    service::greet(&format!("waybill projector is up at http://{}", listener.local_addr()?));
+    let stop = async {
+        asked.await;
+        DRAIN
+    };
+    server::serve_health(listener, Arc::new(move || standings.tell(Time::wall_clock())), stop).await;
+    Ok(())
+}
+
+impl Standings {
+    /// Ready when all projections are.
+    fn tell(&self, now: Time) -> Readiness {
+        let postgres = self.postgres.as_ref().map(|standing| tell_postgres(&standing.look(), now));
+        let redis = self.redis.as_ref().map(|standing| tell_redis(&standing.look()));
+        let ready = [&postgres, &redis].into_iter().flatten().all(|told| told.ready);
+        let detail = |told: Option<Readiness>| told.map(|told| told.detail);
+        Readiness { ready, detail: serde_json::json!({ "postgres": detail(postgres), "redis": detail(redis) }) }
+    }
+}
+
+/// One that waits for another to end is as ready as can be.
+fn tell_postgres(standing: &postgres::Standing, now: Time) -> Readiness {
+    let ready = standing.trouble.is_none() && matches!(standing.phase, Phase::Projecting | Phase::Waiting);
+    let detail = serde_json::json!({
+        "phase": standing.phase,
+        "trouble": standing.trouble,
+        "generation": standing.generation,
+        "live": standing.live,
+        "checkpoint": standing.seq,
+        "head": standing.head,
+        "lag_frames": standing.lag_frames(),
+        "lag_seconds": standing.lag_ms(now) / MS_PER_SECOND,
+        "quarantined": standing.quarantined,
+    });
+    Readiness { ready, detail }
+}
+
+/// The same of one that stands by.
+fn tell_redis(standing: &redis::Standing) -> Readiness {
+    let ready = standing.trouble.is_none() && (standing.generation > 0);
+    let detail = serde_json::json!({
+        "trouble": standing.trouble,
+        "generation": standing.generation,
+        "checkpoint": standing.seq,
+        "caught_up": standing.caught_up,
+        "stands_by": standing.stands_by,
+    });
+    Readiness { ready, detail }
+}

@@ -1,0 +1,403 @@
+//! The generations in Postgres: one dedicated connection that holds the lease, and the transaction that moves the rows.
+//!
+//! Two projectors never write side by side. The lease is an advisory lock of the session, which goes with the connection;
+//! and whoever holds it writes its own epoch into the checkpoint, so a batch of one that was overtaken without noticing
+//! finds another epoch and is refused.
+
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::time::Duration;
+
+use chrono::{DateTime, Datelike};
+use refinery::{Migration, Runner};
+use rustls::ClientConfig;
+use tokio::task::JoinSet;
+use tokio_postgres::binary_copy::BinaryCopyInWriter;
+use tokio_postgres::config::SslMode;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Config, NoTls, Transaction};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use waybill_events::log::Seq;
+use waybill_projections::usage::Row;
+use waybill_schema::FOLD_VERSION;
+use waybill_schema::store::{
+    GENERATION_MIGRATIONS, GENERATION_TABLES, POSTGRES_MIGRATIONS, POSTGRES_SCHEMA, generation_schema,
+};
+use waybill_schema::time::Time;
+
+use super::batch::{Batch, Place};
+use super::generation::{Known, NewerFold, Plan, Wanted, plan};
+use super::table::{Filled, Table, fill};
+
+/// How long a connection may take to be made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long anything may take on a connection before it is given up: a batch takes a fraction of a second.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The advisory lock of the projector that writes; any number that nobody else takes in this database.
+const LEASE: i64 = 0x7762_0001;
+/// The advisory lock round migrations, which a rebuild runs as well.
+const MIGRATING: i64 = 0x7762_0002;
+/// The name of this projection's checkpoint.
+const NAME: &str = "usage";
+/// The years that get monthly partitions; what lies outside was said by a clock that is wrong.
+const YEARS: std::ops::Range<i32> = 2000..2100;
+
+/// Why the store cannot be worked with.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StoreError {
+    #[error("postgres failed")]
+    Postgres(#[from] tokio_postgres::Error),
+    #[error("the tables in postgres cannot be brought to this program's version")]
+    Migrate(#[from] refinery::Error),
+    #[error("postgres did not answer in time")]
+    Silent,
+    #[error("the certificates of this machine cannot be used")]
+    Certificates(#[from] rustls::Error),
+    #[error("another projector has taken over")]
+    Overtaken,
+    #[error("the database's encoding is {0}, and only UTF8 can hold every text: make another database")]
+    Encoding(String),
+    #[error(transparent)]
+    NewerFold(#[from] NewerFold),
+}
+
+impl StoreError {
+    /// Whether trying again cannot help.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::Encoding(_) | Self::NewerFold(_))
+    }
+}
+
+/// A connection, before and after it has the lease.
+pub(super) struct Store {
+    client: Client,
+    /// Drives the connection; it ends with the client.
+    connection: JoinSet<()>,
+}
+
+/// The generation that the projector which has the lease writes to.
+pub(super) struct Generation {
+    pub(super) number: u32,
+    pub(super) live: bool,
+    /// The place that its rows cover.
+    pub(super) at: Place,
+    schema: String,
+    epoch: i64,
+    /// Months whose partitions are there, as months since the year 0.
+    months: BTreeSet<i32>,
+}
+
+/// Ends what takes longer than `limit`.
+async fn within<T, E: Into<StoreError>>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, StoreError> {
+    tokio::time::timeout(limit, work).await.map_err(|_| StoreError::Silent)?.map_err(Into::into)
+}
+
+impl Store {
+    /// Connects; with TLS, and the server's certificate verified, where the URL says `sslmode=require`.
+    pub(super) async fn connect(config: &Config) -> Result<Self, StoreError> {
+        let mut config = config.clone();
+        config.application_name("waybill projector");
+        let mut tasks = JoinSet::new();
+        let client = if config.get_ssl_mode() == SslMode::Require {
+            let (client, connection) = within(CONNECT_TIMEOUT, config.connect(tls()?)).await?;
+            tasks.spawn(drive(connection));
+            client
+        } else {
+            config.ssl_mode(SslMode::Disable);
+            let (client, connection) = within(CONNECT_TIMEOUT, config.connect(NoTls)).await?;
+            tasks.spawn(drive(connection));
+            client
+        };
+        Ok(Self { client, connection: tasks })
+    }
+
+    /// Whether the connection still stands, as far as is known.
+    pub(super) fn stands(&self) -> bool {
+        !self.client.is_closed() && !self.connection.is_empty()
+    }
+
+    /// Takes the lease, unless another projector has it.
+    pub(super) async fn try_lease(&self) -> Result<bool, StoreError> {
+        let asked = self.client.query_one("SELECT pg_try_advisory_lock($1)", &[&LEASE]);
+        Ok(within(ANSWER_TIMEOUT, asked).await?.get(0))
+    }
+
+    /// Brings the tables to this program's version and opens the generation to write to: `wanted`, or what [`plan`] says.
+    pub(super) async fn take_over(&mut self, wanted: Wanted) -> Result<Generation, StoreError> {
+        within(ANSWER_TIMEOUT, self.open(wanted)).await
+    }
+
+    async fn open(&mut self, wanted: Wanted) -> Result<Generation, StoreError> {
+        let encoding: String = self.client.query_one("SHOW server_encoding", &[]).await?.get(0);
+        if encoding != "UTF8" {
+            return Err(StoreError::Encoding(encoding));
+        }
+        migrate(&mut self.client, POSTGRES_SCHEMA, POSTGRES_MIGRATIONS).await?;
+        let known = self.known().await?;
+        let number = match plan(&known, wanted, FOLD_VERSION)? {
+            Plan::Use(number) => number,
+            Plan::Make(number) => {
+                let sql = format!("INSERT INTO {POSTGRES_SCHEMA}.generations (generation) VALUES ($1)");
+                self.client.execute(&sql, &[&i64::from(number).try_into().unwrap_or(i32::MAX)]).await?;
+                number
+            }
+        };
+        let schema = generation_schema(number);
+        migrate(&mut self.client, &schema, GENERATION_MIGRATIONS).await?;
+        let live = known.iter().any(|known| known.number == number && known.live);
+        let mut generation =
+            Generation { number, live, at: Place::default(), schema, epoch: 0, months: BTreeSet::new() };
+        self.claim(&mut generation).await?;
+        if !known.iter().any(|known| known.live) {
+            self.go_live(&mut generation).await?;
+        }
+        Ok(generation)
+    }
+
+    /// The generations, and the fold that each was made with.
+    async fn known(&self) -> Result<Vec<Known>, StoreError> {
+        let sql = format!("SELECT generation, live FROM {POSTGRES_SCHEMA}.generations ORDER BY generation");
+        let mut known = Vec::new();
+        for row in self.client.query(&sql, &[]).await? {
+            let number = row.get::<_, i32>(0).unsigned_abs();
+            let checkpoints = format!("{}.checkpoints", generation_schema(number));
+            let there = self.client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&checkpoints]).await?.get(0);
+            let sql = format!("SELECT fold_version FROM {checkpoints} WHERE name = $1");
+            let version = if there { self.client.query_opt(&sql, &[&NAME]).await? } else { None };
+            let fold_version = version.map(|row| u32::try_from(row.get::<_, i64>(0)).unwrap_or(u32::MAX));
+            known.push(Known { number, live: row.get(1), fold_version });
+        }
+        Ok(known)
+    }
+
+    /// Writes an epoch of our own into the checkpoint, and reads where it stands.
+    async fn claim(&self, generation: &mut Generation) -> Result<(), StoreError> {
+        let sql = format!(
+            "INSERT INTO {0}.checkpoints AS standing (name, seq, frame_sum, fold_version, epoch) VALUES ($1, 0, '', $2, 1)
+             ON CONFLICT (name) DO UPDATE SET epoch = standing.epoch + 1
+             RETURNING seq, frame_sum, epoch",
+            generation.schema
+        );
+        let row = self.client.query_one(&sql, &[&NAME, &i64::from(FOLD_VERSION)]).await?;
+        generation.at = Place { seq: Seq(row.get::<_, i64>(0).unsigned_abs()), sum: row.get(1) };
+        generation.epoch = row.get(2);
+        Ok(())
+    }
+
+    /// Points the views and the pointer to `generation`, in one transaction. What was granted on the views stays.
+    pub(super) async fn go_live(&mut self, generation: &mut Generation) -> Result<(), StoreError> {
+        let schema = &generation.schema;
+        let views = GENERATION_TABLES.iter().map(|table| {
+            format!("CREATE OR REPLACE VIEW {POSTGRES_SCHEMA}.{table} AS SELECT * FROM {schema}.{table};\n")
+        });
+        let number = generation.number;
+        let pointer = format!(
+            "UPDATE {POSTGRES_SCHEMA}.generations SET live = false WHERE live AND generation <> {number};
+             UPDATE {POSTGRES_SCHEMA}.generations SET live = true WHERE generation = {number};"
+        );
+        let swap = format!("BEGIN;\n{}{pointer}\nCOMMIT;", views.collect::<String>());
+        within(ANSWER_TIMEOUT, self.client.batch_execute(&swap)).await?;
+        generation.live = true;
+        Ok(())
+    }
+
+    /// Stores a batch with its checkpoint. A row whose key stands already is a broken promise: the batch is stored
+    /// without it, and an alarm is raised.
+    pub(super) async fn commit(&mut self, generation: &mut Generation, batch: &Batch) -> Result<(), StoreError> {
+        within(ANSWER_TIMEOUT, self.make_months(generation, batch)).await?;
+        let copied = within(ANSWER_TIMEOUT, self.write(generation, batch, How::Copy)).await;
+        match copied {
+            Err(StoreError::Postgres(error)) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {
+                let violated = error.as_db_error().and_then(|error| error.constraint());
+                tracing::error!(violated, from = %batch.from.seq, to = %batch.to.seq, "rows stand already: the first ones stay");
+                within(ANSWER_TIMEOUT, self.write(generation, batch, How::Merge)).await?;
+            }
+            other => other?,
+        }
+        generation.at = batch.to.clone();
+        Ok(())
+    }
+
+    async fn write(&mut self, generation: &Generation, batch: &Batch, how: How) -> Result<(), StoreError> {
+        let schema = &generation.schema;
+        let transaction = self.client.transaction().await?;
+        let moved = move_checkpoint(&transaction, generation, batch).await?;
+        if !moved {
+            return Err(StoreError::Overtaken);
+        }
+        let (filled, owners) = fill(batch);
+        for filled in filled.iter().filter(|filled| !filled.rows.is_empty()) {
+            match how {
+                How::Copy => copy(&transaction, &format!("{schema}.{}", filled.table), filled).await?,
+                How::Merge => merge(&transaction, schema, filled).await?,
+            }
+        }
+        if !owners.rows.is_empty() {
+            merge(&transaction, schema, &owners).await?;
+            transaction.execute(&make_final(schema), &[]).await?;
+        }
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Makes the partitions that the batch's rows need, and those of the months after.
+    async fn make_months(&self, generation: &mut Generation, batch: &Batch) -> Result<(), StoreError> {
+        let started = batch.usage.iter().filter_map(|row| month_of(started(row)));
+        let needed: BTreeSet<i32> = started.flat_map(|month| [month, month + 1]).collect();
+        for month in needed {
+            if !generation.months.contains(&month) {
+                self.client.batch_execute(&partitions(&generation.schema, month)).await?;
+                generation.months.insert(month);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How rows get into their tables.
+#[derive(Clone, Copy)]
+enum How {
+    /// As they are: a key that stands already fails the transaction.
+    Copy,
+    /// By way of a temporary table: a row whose key stands already is left out.
+    Merge,
+}
+
+/// Ends with the connection; whoever uses the client is told of the error.
+async fn drive<S, T>(connection: tokio_postgres::Connection<S, T>)
+where
+    tokio_postgres::Connection<S, T>: Future<Output = Result<(), tokio_postgres::Error>>,
+{
+    if let Err(error) = connection.await {
+        tracing::debug!(error = &error as &dyn std::error::Error, "the connection to postgres ended");
+    }
+}
+
+fn tls() -> Result<MakeRustlsConnect, StoreError> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let provider = rustls::crypto::ring::default_provider();
+    let config = ClientConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions()?;
+    Ok(MakeRustlsConnect::new(config.with_root_certificates(roots).with_no_client_auth()))
+}
+
+/// Migrates one schema, which is made where it is missing. refinery takes no lock of its own.
+async fn migrate(client: &mut Client, schema: &str, migrations: &[(&str, &str)]) -> Result<(), StoreError> {
+    client.execute("SELECT pg_advisory_lock($1)", &[&MIGRATING]).await?;
+    client.batch_execute(&format!("CREATE SCHEMA IF NOT EXISTS {schema}; SET search_path TO {schema}")).await?;
+    let migrations: Result<Vec<_>, _> = migrations.iter().map(|(name, sql)| Migration::unapplied(name, sql)).collect();
+    Runner::new(&migrations?).run_async(client).await?;
+    client.batch_execute("RESET search_path").await?;
+    client.execute("SELECT pg_advisory_unlock($1)", &[&MIGRATING]).await?;
+    Ok(())
+}
+
+/// Moves the checkpoint over the batch, if it stands where the batch begins and is still ours to move.
+async fn move_checkpoint(
+    transaction: &Transaction<'_>,
+    generation: &Generation,
+    batch: &Batch,
+) -> Result<bool, StoreError> {
+    let sql = format!(
+        "UPDATE {}.checkpoints SET seq = $1, frame_sum = $2
+         WHERE name = $3 AND seq = $4 AND frame_sum = $5 AND fold_version = $6 AND epoch = $7",
+        generation.schema
+    );
+    let (from, to, version) = (&batch.from, &batch.to, i64::from(FOLD_VERSION));
+    let (from_seq, to_seq) = (integer(from.seq), integer(to.seq));
+    let values: [&(dyn ToSql + Sync); 7] = [&to_seq, &to.sum, &NAME, &from_seq, &from.sum, &version, &generation.epoch];
+    Ok(transaction.execute(&sql, &values).await? == 1)
+}
+
+async fn copy(transaction: &Transaction<'_>, target: &str, filled: &Filled<'_>) -> Result<(), StoreError> {
+    let sink = transaction.copy_in(&format!("COPY {target} ({}) FROM STDIN BINARY", columns(filled.table))).await?;
+    let types: Vec<Type> = filled.table.columns.iter().map(|(_, kind)| kind.clone()).collect();
+    let mut writer = pin!(BinaryCopyInWriter::new(sink, &types));
+    for row in &filled.rows {
+        writer.as_mut().write_raw(row).await?;
+    }
+    writer.finish().await?;
+    Ok(())
+}
+
+async fn merge(transaction: &Transaction<'_>, schema: &str, filled: &Filled<'_>) -> Result<(), StoreError> {
+    let (table, columns) = (filled.table, columns(filled.table));
+    let temporary = format!("fresh_{table}");
+    let make = format!("CREATE TEMPORARY TABLE {temporary} (LIKE {schema}.{table}) ON COMMIT DROP");
+    transaction.batch_execute(&make).await?;
+    copy(transaction, &temporary, filled).await?;
+    let insert =
+        format!("INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM {temporary} ON CONFLICT DO NOTHING");
+    transaction.execute(&insert, &[]).await?;
+    Ok(())
+}
+
+/// An owner becomes final where a later fact of the same deployment says so.
+fn make_final(schema: &str) -> String {
+    format!(
+        "UPDATE {schema}.response_owners AS standing SET state = 'final' FROM fresh_response_owners AS fresh
+         WHERE (standing.scope, standing.model, standing.endpoint, standing.response)
+             = (fresh.scope, fresh.model, fresh.endpoint, fresh.response)
+           AND standing.deployment = fresh.deployment AND fresh.state = 'final' AND standing.state <> 'final'"
+    )
+}
+
+fn columns(table: &Table) -> String {
+    let names: Vec<&str> = table.columns.iter().map(|(name, _)| *name).collect();
+    names.join(", ")
+}
+
+fn started(row: &Row) -> Time {
+    match row {
+        Row::Event(row) => row.started,
+        Row::Attempt(row) => row.started,
+    }
+}
+
+/// The month of `time` in UTC, as months since the year 0; none for a time that no sane clock says.
+fn month_of(time: Time) -> Option<i32> {
+    let date = DateTime::from_timestamp_millis(time.0)?;
+    let month = i32::try_from(date.month0()).expect("a year has twelve months");
+    YEARS.contains(&date.year()).then(|| date.year() * 12 + month)
+}
+
+fn partitions(schema: &str, month: i32) -> String {
+    let first = |month: i32| format!("{:04}-{:02}-01 00:00:00+00", month.div_euclid(12), month.rem_euclid(12) + 1);
+    let name = format!("{:04}_{:02}", month.div_euclid(12), month.rem_euclid(12) + 1);
+    let (from, to) = (first(month), first(month + 1));
+    let partition = |table: &str| {
+        format!(
+            "CREATE TABLE IF NOT EXISTS {schema}.{table}_{name} PARTITION OF {schema}.{table}
+             FOR VALUES FROM ('{from}') TO ('{to}');\n"
+        )
+    };
+    partition("usage_events") + &partition("usage_attempts")
+}
+
+fn integer(seq: Seq) -> i64 {
+    i64::try_from(seq.0).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_month_ends_where_the_next_one_begins() {
+        let december = month_of(Time(1_796_083_200_000)).expect("the first moment of December 2026");
+        let sql = partitions("wb_g1", december);
+        assert!(sql.contains("wb_g1.usage_events_2026_12 PARTITION OF wb_g1.usage_events\n"), "{sql}");
+        assert!(sql.contains("FROM ('2026-12-01 00:00:00+00') TO ('2027-01-01 00:00:00+00')"), "{sql}");
+        assert_eq!(month_of(Time(1_796_083_199_999)), Some(december - 1));
+    }
+
+    #[test]
+    fn a_time_beyond_all_years_has_no_month() {
+        let times = [i64::MIN, 0, 946_684_799_999, 4_102_444_800_000, i64::MAX];
+        assert_eq!(times.map(|ms| month_of(Time(ms))), [None; 5]);
+    }
+}

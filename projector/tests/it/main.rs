@@ -1,3 +1,0 @@
-//! The projectors against real stores.
-
-mod redis;

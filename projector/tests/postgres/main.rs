@@ -1,0 +1,6 @@
+//! The projector into a real Postgres, out of a real embedded log.
+
+mod faults;
+mod rows;
+mod stops;
+mod world;
