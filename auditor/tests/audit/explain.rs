@@ -125,6 +125,28 @@ outcome success, status 200, 2 send(s), 70 ms, at 2026-12-23T05:46:40.103Z
 }
 
 #[test]
+fn a_request_in_a_frame_that_rests_compressed_is_explained_as_any_other() {
+    let [small, mut large] = [House::new(), House::new()].map(|mut house| {
+        let facts = moved(&mut house);
+        (house, facts)
+    });
+    let (mut house, facts) = small;
+    house.tell(&facts);
+    let expected = explain(house.audit().connection(), &"r-1".into()).expect("the request is known").to_string();
+    large.1.extend((0..200).map(|n| large.0.gateway.selects(START, &format!("q-{n}"), 1, "asxs/gpt")));
+    large.0.tell(&large.1);
+    let packed: i64 = large
+        .0
+        .audit()
+        .connection()
+        .query_row("SELECT hex(substr(body, 1, 4)) = '28B52FFD' FROM frames WHERE seq = 1", [], |row| row.get(0))
+        .expect("the frame is there");
+    assert_eq!(packed, 1, "the frame is large enough to be compressed");
+    let explained = explain(large.0.audit().connection(), &"r-1".into()).expect("the request is known");
+    assert_eq!(explained.to_string(), expected);
+}
+
+#[test]
 fn a_request_under_way_is_explained_from_what_is_there() {
     let mut house = House::new();
     let facts = moved(&mut house);
