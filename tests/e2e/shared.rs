@@ -215,6 +215,38 @@ async fn while_redis_is_frozen_chats_go_on_and_afterwards_the_shared_pins_win() 
     assert_eq!((count("does not answer"), count("answers again")), (1, 1), "{said}");
 }
 
+/// DESIGN.md, section 8: Redis that lost all it held is filled from the log by itself, and gateways that had not seen a
+/// session follow its pin as before.
+#[tokio::test]
+async fn a_redis_that_lost_everything_is_filled_again_and_pins_are_where_they_were() {
+    let mut cluster = Cluster::start(&["a", "b", "c"], "", PATIENT_MS).await;
+    let sessions: Vec<String> = (0..12).map(|n| format!("s-{n}")).collect();
+    let mut pinned = Vec::new();
+    for session in &sessions {
+        pinned.push(cluster.served(1, session).await);
+    }
+    cluster.settled().await;
+    let reachable = |is: bool| move |ready: &Value| ready["detail"]["state"]["reachable"] == is;
+    let projector = Client::new(cluster.projector.addr, KEY);
+
+    cluster.redis.kill();
+    ready_when(&projector, |ready| ready["ready"] == false).await;
+    for n in 0..3 {
+        cluster.fleet.ready_when(n, reachable(false)).await;
+        cluster.served(n, "meanwhile").await;
+    }
+    cluster.redis.restart();
+    for n in 0..3 {
+        cluster.fleet.ready_when(n, reachable(true)).await;
+    }
+    cluster.settled().await;
+    for n in [0, 2, 1] {
+        for (session, deployment) in sessions.iter().zip(&pinned) {
+            assert_eq!(cluster.served(n, session).await, *deployment, "{session} at gateway {n}");
+        }
+    }
+}
+
 /// S3.8, S3.21: a request without affinity asks nobody.
 #[tokio::test]
 async fn a_request_without_affinity_reads_no_shared_state() {
