@@ -1,6 +1,6 @@
 //! The journey of a request: its sends to one deployment after another, until one answers or none is left.
 //!
-//! Plain answers and streams take the same path: a send either becomes an [`Answer`] that is committed to the client,
+//! Plain answers and streams take the same path: a send either becomes an `Answer` that is committed to the client,
 //! or fails with a verdict that the dispatch machine turns into the next step.
 
 use std::collections::VecDeque;
