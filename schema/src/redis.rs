@@ -247,7 +247,7 @@ pub struct RouteCool {
     pub cooldown_until: Time,
     /// The class of the failure behind it.
     pub reason: Class,
-    /// Whether the upstream itself named the deadline.
+    /// Whether the upstream itself named the deadline: then a success does not end it.
     pub upstream: bool,
 }
 
@@ -273,15 +273,15 @@ pub struct Block {
     pub reason: Class,
 }
 
-/// A rest.
+/// A rest that a member takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rest {
+pub struct Cooldown {
     /// Until when.
     pub until: Time,
     /// The class of the failure behind it.
     pub reason: Class,
-    /// Whether the upstream itself named the deadline.
+    /// Whether the upstream itself named the deadline: then a success does not end it.
     pub upstream: bool,
 }
 
@@ -302,9 +302,9 @@ pub struct Ailing {
     /// Cooldowns since the last success.
     pub level: u32,
     /// The rest it takes.
-    pub cooldown: Option<Rest>,
+    pub cooldown: Option<Cooldown>,
     /// The longest rest that the upstream itself asked for.
-    pub asked: Option<Rest>,
+    pub asked: Option<Cooldown>,
     /// The models it does not serve.
     pub blocks: Vec<Block>,
 }
@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_has_another_version_exactly_when_its_members_change() {
-        let rest = |until| Rest { until: Time(until), reason: Class::Timeout, upstream: false };
+        let rest = |until| Cooldown { until: Time(until), reason: Class::Timeout, upstream: false };
         let of = |until| Snapshot {
             members: vec![Ailing {
                 member: "main/gpt/east".into(),

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use sha2::{Digest, Sha256};
 use waybill_schema::event::{Act, Attempt, Class, Effect, Event, Fact, Operator, Preference, Selection, Thresholds};
 use waybill_schema::id::{AffinityKey, DeploymentId, GroupId, MemberId, ModelName, Revision};
+pub use waybill_schema::redis::Cooldown;
 use waybill_schema::time::Time;
 
 /// At most this many affinity records in process (S3.21).
@@ -53,17 +54,6 @@ pub struct Record {
     pub fail_count: u32,
     /// Its place in the order of renewal.
     renewal: u64,
-}
-
-/// A rest that a member takes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Cooldown {
-    /// Until when.
-    pub until: Time,
-    /// The class of the failure behind it.
-    pub reason: Class,
-    /// Whether the upstream itself named the deadline: then a success does not end it.
-    pub upstream: bool,
 }
 
 /// A model that a member does not serve for now.

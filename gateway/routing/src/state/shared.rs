@@ -6,7 +6,7 @@
 
 use waybill_schema::event::{Event, Fact};
 use waybill_schema::id::{AffinityKey, MemberId, Revision, WriterId};
-use waybill_schema::redis::{self, Ailing, Pin, Rest, RouteBlock, RouteCool, RouteFail, Snapshot};
+use waybill_schema::redis::{self, Ailing, Pin, RouteBlock, RouteCool, RouteFail, Snapshot};
 use waybill_schema::time::Time;
 
 use super::{Block, Cooldown, Health, Record, State};
@@ -155,8 +155,8 @@ impl Health {
             last_failure: ailing.last_failure,
             last_ok_at: ailing.last_ok_at,
             level: ailing.level,
-            cooldown: ailing.cooldown.clone().map(Cooldown::from),
-            asked: ailing.asked.clone().map(Cooldown::from),
+            cooldown: ailing.cooldown.clone(),
+            asked: ailing.asked.clone(),
             blocks: ailing.blocks.iter().map(block).collect(),
         }
     }
@@ -199,8 +199,8 @@ impl Health {
             last_failure: self.last_failure,
             last_ok_at: self.last_ok_at,
             level: self.level,
-            cooldown: self.cooldown.clone().map(Rest::from),
-            asked: self.asked.clone().map(Rest::from),
+            cooldown: self.cooldown.clone(),
+            asked: self.asked.clone(),
             blocks: self.blocks(),
         }
     }
@@ -210,19 +210,5 @@ impl Health {
         blocks
             .map(|(model, block)| redis::Block { model: model.clone(), until: block.until, reason: block.reason })
             .collect()
-    }
-}
-
-impl From<Cooldown> for Rest {
-    fn from(cooldown: Cooldown) -> Self {
-        let Cooldown { until, reason, upstream } = cooldown;
-        Self { until, reason, upstream }
-    }
-}
-
-impl From<Rest> for Cooldown {
-    fn from(rest: Rest) -> Self {
-        let Rest { until, reason, upstream } = rest;
-        Self { until, reason, upstream }
     }
 }
