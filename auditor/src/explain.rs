@@ -14,6 +14,7 @@ use waybill_projections::usage::request_of;
 use waybill_schema::event::{
     Attempt, Candidate, Class, Context, Event, Fact, Outcome, Ownership, Preference, Request, Selection, SessionSource,
 };
+use waybill_schema::frame::Frame;
 use waybill_schema::id::{RequestId, Revision};
 use waybill_schema::time::Time;
 
@@ -142,7 +143,7 @@ pub fn explain(connection: &Connection, request: &RequestId) -> Result<Explanati
         if named.find(&frame.bytes).is_none() {
             return Ok(());
         }
-        let Ok(header) = read::header(&frame.bytes) else { return Ok(()) };
+        let Ok(header) = Frame::header_of(&frame.bytes) else { return Ok(()) };
         for read in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
             trail.follow(request, frame.seq, read);
         }

@@ -5,6 +5,7 @@ use waybill_events::log::StoredFrame;
 use waybill_events::sqlite::stored_frame;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
+use waybill_schema::frame::Frame;
 
 /// Frames of the log in the order in which a query wants them.
 ///
@@ -28,7 +29,7 @@ pub fn fold(connection: &Connection) -> Result<Fold, rusqlite::Error> {
     let mut fold = Fold::default();
     let mut rows = Vec::new();
     frames(connection, "ORDER BY seq", [], |frame| {
-        let Ok(header) = read::header(&frame.bytes) else { return Ok(()) };
+        let Ok(header) = Frame::header_of(&frame.bytes) else { return Ok(()) };
         for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent).flatten() {
             fold.apply(&fact, frame.seq.0, &mut rows);
             rows.clear();

@@ -6,6 +6,7 @@ use waybill_projections::gate::Gate;
 use waybill_projections::read;
 use waybill_routing::select::decide;
 use waybill_schema::event::{Event, Selection};
+use waybill_schema::frame::Frame;
 use waybill_schema::id::{MemberId, RequestId, Revision};
 
 use crate::reading;
@@ -62,7 +63,7 @@ pub fn redecide_all(connection: &Connection) -> Result<Redecided, rusqlite::Erro
     let mut redecided = Redecided::default();
     let mut gate = Gate::default();
     reading::frames(connection, "ORDER BY seq", [], |frame| {
-        let Ok(header) = read::header(&frame.bytes) else { return Ok(()) };
+        let Ok(header) = Frame::header_of(&frame.bytes) else { return Ok(()) };
         for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent).flatten() {
             if let (true, Event::Selection(selection)) = (gate.admit(&fact).folds(), &fact.event) {
                 redecided.count(&fact.revision, selection);

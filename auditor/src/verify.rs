@@ -57,7 +57,7 @@ impl Look {
         if let Err(error) = Frame::parse(stored.bytes.clone()) {
             verified.finds(format!("frame {seq}: {error}"));
         }
-        let Ok(header) = read::header(&stored.bytes) else { return };
+        let Ok(header) = Frame::header_of(&stored.bytes) else { return };
         if let Err(broken) = chains.follow(&header) {
             verified.finds(format!("frame {seq} does not continue the chain of `{}`: {broken:?}", header.writer));
         }

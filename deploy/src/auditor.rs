@@ -3,21 +3,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::Context;
-use tokio::net::TcpListener;
 use waybill_events::jetstream::JetstreamLog;
-use waybill_gateway::server::{self, Readiness};
+use waybill_gateway::server::Readiness;
 
 use crate::follow::Follower;
 use crate::trail::Trail;
 use crate::watch::{Stamp, Watch};
-use crate::{archive, check, gateway, service};
-
-/// How long questions about its health get to end when it stops.
-const DRAIN: Duration = Duration::from_secs(1);
+use crate::{archive, gateway, service};
 
 /// Keep the catalogue of many gateways at what a file says.
 #[derive(clap::Args, Debug)]
@@ -36,36 +29,18 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let runtime = service::runtime()?;
     let stamp = Stamp::of(&args.config);
-    let config = check::load(&args.config)?;
-    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let config = service::load(&args.config)?;
     let settings = gateway::settings(&config, &args.config)?;
     let log = JetstreamLog::new(settings.clone())?;
     let archive = args.archive.map(|dir| archive::keep(dir, JetstreamLog::new(settings)?)).transpose()?;
     let watch = Watch::start(args.config, stamp, &config, Follower::new(log, Trail::default()))?;
-    let audited = runtime.block_on(audit(&watch, args.listen));
-    drop(archive);
-    audited
-}
-
-async fn audit(watch: &Watch, listen: Option<SocketAddr>) -> anyhow::Result<()> {
-    let asked = service::asked_to_stop()?;
-    let Some(listen) = listen else {
-        service::greet("waybill auditor is up");
-        asked.await;
-        return Ok(());
-    };
-    let listener = TcpListener::bind(listen).await.context("the listening address cannot be had")?;
-    service::greet(&format!("waybill auditor is up at http://{}", listener.local_addr()?));
-    let stop = async {
-        asked.await;
-        DRAIN
-    };
     let standing = watch.standing();
-    let readiness = Arc::new(move || {
+    let readiness = move || {
         let standing = standing.look();
         let ready = standing.applied.is_some() && standing.waits.is_none() && standing.invalid.is_none();
         Readiness { ready, detail: standing.tell() }
-    });
-    server::serve_health(listener, readiness, stop).await;
-    Ok(())
+    };
+    let attended = runtime.block_on(service::attend("auditor", args.listen, readiness));
+    drop(archive);
+    attended
 }

@@ -27,7 +27,7 @@ use waybill_schema::time::Time;
 use crate::follow::{self, Follower};
 use crate::service::{self, Parts, Shared};
 use crate::trail::Trail;
-use crate::{DataDir, check, data, logs};
+use crate::{DataDir, data, logs};
 
 /// How long a start waits for the log.
 const LOG_WAIT: Duration = Duration::from_secs(5);
@@ -56,9 +56,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let runtime = service::runtime()?;
-    let config = check::load(&args.config)?;
+    let config = service::load(&args.config)?;
     let settings = settings(&config, &args.config)?;
-    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let data = args.data.data;
     std::fs::create_dir_all(&data).with_context(|| format!("the data folder {} cannot be made", data.display()))?;
     let writer = writer(args.writer, &data)?;

@@ -4,25 +4,20 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::net::TcpListener;
 use waybill_events::archive::{Archive, Archived};
 use waybill_events::jetstream::JetstreamLog;
 use waybill_events::log::Log;
-use waybill_gateway::server::{self, Readiness};
+use waybill_gateway::server::Readiness;
 use waybill_projector::postgres::{self, Begin, Phase, PostgresProjector};
 use waybill_projector::redis::{self, Projection, RECORDS_MAX};
 use waybill_schema::config::StateSettings;
 use waybill_schema::time::Time;
 
 use crate::chore::{Chore, Shared};
-use crate::{check, gateway, service};
+use crate::{gateway, service};
 
-/// How long questions about its health get to end when it stops.
-const DRAIN: Duration = Duration::from_secs(1);
 const MS_PER_SECOND: u64 = 1000;
 
 /// Fold the log of many gateways into Postgres and Redis.
@@ -44,8 +39,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let runtime = service::runtime()?;
-    let config = check::load(&args.config)?;
-    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let config = service::load(&args.config)?;
     if config.usage.is_none() && config.state.is_none() {
         bail!("{} names neither `usage` nor `state`, so there is nothing to project into", args.config.display());
     }
@@ -69,9 +63,10 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let projection = Projection::new(log()?, &to).context("state.redis is no server to project into")?;
         chores.push(into_redis(projection, standings.redis.insert(Shared::default()).clone())?);
     }
-    let served = runtime.block_on(serve(standings, args.listen));
+    let readiness = move || standings.tell(Time::wall_clock());
+    let attended = runtime.block_on(service::attend("projector", args.listen, readiness));
     drop(chores);
-    served
+    attended
 }
 
 fn into_postgres(mut projector: PostgresProjector, standing: Shared<postgres::Standing>) -> anyhow::Result<Chore> {
@@ -97,23 +92,6 @@ fn into_redis(mut projection: Projection, standing: Shared<redis::Standing>) -> 
 struct Standings {
     postgres: Option<Shared<postgres::Standing>>,
     redis: Option<Shared<redis::Standing>>,
-}
-
-async fn serve(standings: Standings, listen: Option<SocketAddr>) -> anyhow::Result<()> {
-    let asked = service::asked_to_stop()?;
-    let Some(listen) = listen else {
-        service::greet("waybill projector is up");
-        asked.await;
-        return Ok(());
-    };
-    let listener = TcpListener::bind(listen).await.context("the listening address cannot be had")?;
-    service::greet(&format!("waybill projector is up at http://{}", listener.local_addr()?));
-    let stop = async {
-        asked.await;
-        DRAIN
-    };
-    server::serve_health(listener, Arc::new(move || standings.tell(Time::wall_clock())), stop).await;
-    Ok(())
 }
 
 impl Standings {

@@ -30,9 +30,9 @@ use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
 use crate::chore;
-use crate::data;
 use crate::follow::{self, Follower, Following, Sight};
 use crate::watch::{self, Watch};
+use crate::{check, data};
 
 /// Seconds between two signs of life (DESIGN.md, section 5).
 const ALIVE_SECONDS: u64 = 10;
@@ -42,6 +42,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const FENCED_DRAIN: Duration = Duration::from_millis(500);
 /// Bytes waiting for the log beyond which a gateway is not ready: the spool is nearly full.
 const WAITING_BYTES_MAX: u64 = SPOOL_BYTES_MAX / 8 * 7;
+/// How long questions about its health get to end when a process without callers stops.
+const HEALTH_DRAIN: Duration = Duration::from_secs(1);
 const MS_PER_SECOND: u64 = 1000;
 
 /// What a gateway is made of.
@@ -73,6 +75,35 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
         tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info,refinery_core=warn".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}
+
+/// Reads the configuration, and says what of it is not in force.
+pub(crate) fn load(file: &Path) -> anyhow::Result<Config> {
+    let config = check::load(file)?;
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    Ok(config)
+}
+
+/// Lets a process without callers run until it is asked to stop, and answers `/healthz` and `/readyz` where it `listen`s.
+pub(crate) async fn attend(
+    name: &str,
+    listen: Option<SocketAddr>,
+    readiness: impl Fn() -> Readiness + Send + Sync + 'static,
+) -> anyhow::Result<()> {
+    let asked = asked_to_stop()?;
+    let Some(listen) = listen else {
+        greet(&format!("waybill {name} is up"));
+        asked.await;
+        return Ok(());
+    };
+    let listener = TcpListener::bind(listen).await.context("the listening address cannot be had")?;
+    greet(&format!("waybill {name} is up at http://{}", listener.local_addr()?));
+    let stop = async {
+        asked.await;
+        HEALTH_DRAIN
+    };
+    server::serve_health(listener, Arc::new(readiness), stop).await;
+    Ok(())
 }
 
 /// Binds `listen`, or else what the configuration says.

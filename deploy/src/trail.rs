@@ -10,7 +10,6 @@ use std::path::Path;
 use anyhow::Context;
 use waybill_auditor::catalogue::{History, HistoryError};
 use waybill_events::log::{Seq, StoredFrame};
-use waybill_projections::read;
 use waybill_schema::catalogue::Rows;
 use waybill_schema::frame::{Frame, Header};
 use waybill_schema::time::Time;
@@ -30,7 +29,7 @@ impl Trail {
         for (seq, error) in &self.history.misfits[n_misfits..] {
             tracing::error!(%seq, %error, "a batch of the catalogue does not fit and is left out");
         }
-        let header = read::header(&bytes).expect("the history has read it");
+        let header = Frame::header_of(&bytes).expect("the history has read it");
         self.frames.push(Frame { header, bytes });
         Ok(())
     }

@@ -21,6 +21,7 @@ use waybill_projections::read;
 use waybill_projector::embedded::{self, Start};
 use waybill_schema::config::Config;
 use waybill_schema::event::Epoch;
+use waybill_schema::frame::Frame;
 use waybill_schema::id::WriterId;
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
@@ -162,7 +163,7 @@ fn catch_up(path: &Path, progress: &Progress, place: Epoch, mut seq: Seq, fold: 
         let Some(last) = frames.last() else { return Ok(()) };
         seq = last.seq;
         for frame in &frames {
-            let header = read::header(&frame.bytes)?;
+            let header = Frame::header_of(&frame.bytes)?;
             for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent).flatten() {
                 fold.apply(&fact, frame.seq.0, &mut written);
             }

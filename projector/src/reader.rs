@@ -4,7 +4,7 @@ use waybill_events::log::StoredFrame;
 use waybill_projections::gate::Verdict;
 use waybill_projections::read::{self, Unread};
 use waybill_schema::event::Fact;
-use waybill_schema::frame::FrameError;
+use waybill_schema::frame::{Frame, FrameError};
 
 /// A newer program wrote to the log: this one must be upgraded before it can go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +44,7 @@ pub(crate) fn each_fact<E: From<Newer>>(
     mut take: impl FnMut(Read<'_>) -> Result<(), E>,
 ) -> Result<Option<String>, E> {
     let seq = frame.seq.0;
-    let header = match read::header(&frame.bytes) {
+    let header = match Frame::header_of(&frame.bytes) {
         Ok(header) => header,
         Err(FrameError::Newer(format)) => return Err(Newer::Frame { seq, format }.into()),
         Err(error @ (FrameError::Header | FrameError::Sum)) => {

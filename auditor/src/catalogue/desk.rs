@@ -119,7 +119,7 @@ fn next_of(log: &mut dyn Log, after: Seq) -> Result<Option<StoredFrame>, ReadErr
 fn conflict(log: &mut dyn Log, batch: u64, after: Seq) -> Result<BatchError, ReadError> {
     let unknown = BatchError::Conflict { batch, log: batch, actor: "somebody".to_owned() };
     let Some(frame) = next_of(log, after)? else { return Ok(unknown) };
-    let Ok(header) = read::header(&frame.bytes) else { return Ok(unknown) };
+    let Ok(header) = Frame::header_of(&frame.bytes) else { return Ok(unknown) };
     let facts = read::facts(&header, &frame.bytes, frame.stored, frame.sent).flatten();
     let mut batches = facts.filter_map(|fact| match fact.event {
         Event::Catalogue(batch) => Some(batch),

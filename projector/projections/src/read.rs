@@ -1,7 +1,7 @@
 //! From the bytes of a frame to facts, one line at a time: a line that cannot be read never hides its neighbours.
 
 use waybill_schema::event::Fact;
-use waybill_schema::frame::{Frame, FrameError, Header, Line, LineError};
+use waybill_schema::frame::{Header, Line, LineError};
 use waybill_schema::id::Revision;
 use waybill_schema::time::Time;
 use waybill_schema::upcast::DecodeError;
@@ -57,11 +57,6 @@ impl std::fmt::Display for UnreadError {
     }
 }
 
-/// Reads the header line of a frame that the log has already checked; its sum is not worked out again.
-pub fn header(bytes: &[u8]) -> Result<Header, FrameError> {
-    Frame::header_of(bytes)
-}
-
 /// The facts of the frame under `header` in order, on the log's time scale: `stored` less the time they waited before
 /// they were `sent` (DESIGN.md section 5, "Order").
 pub fn facts<'a>(
@@ -103,7 +98,7 @@ mod tests {
     fn check(lines: &[String], expected: &[&str]) {
         let count = u32::try_from(lines.len()).expect("few lines");
         let sealed = Frame::seal("a".into(), 2, Link::start(), 5, count, lines.concat().as_bytes());
-        let header = header(&sealed.bytes).expect("a sealed frame has a header");
+        let header = Frame::header_of(&sealed.bytes).expect("a sealed frame has a header");
         let text: Vec<String> = facts(&header, &sealed.bytes, Time(1100), Time(1000))
             .map(|read| match read {
                 Ok(fact) => format!("{} at {}", fact.revision, fact.at.0),

@@ -5,6 +5,7 @@ use waybill_projections::changes::{Change, ChangesFold};
 use waybill_projections::gate::Gate;
 use waybill_projections::usage::{Row, UsageFold};
 use waybill_schema::event::Fact;
+use waybill_schema::frame::Frame;
 use waybill_schema::id::Revision;
 use waybill_schema::secret::sum128;
 use waybill_schema::time::Time;
@@ -29,7 +30,7 @@ pub(super) struct Place {
 impl Place {
     /// The place of `frame`: its own sum where it has a header, else that of its bytes.
     pub(super) fn of(frame: &StoredFrame) -> Self {
-        let header = waybill_projections::read::header(&frame.bytes);
+        let header = Frame::header_of(&frame.bytes);
         let sum = header.map_or_else(|_| sum128(&[&frame.bytes]), |header| header.sum);
         Self { seq: frame.seq, sum }
     }

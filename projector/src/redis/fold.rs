@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use waybill_events::log::StoredFrame;
 use waybill_projections::gate::{Gate, Verdict};
-use waybill_projections::read;
 use waybill_routing::state::State;
 use waybill_schema::event::Fact;
-use waybill_schema::frame::FrameError;
+use waybill_schema::frame::{Frame, FrameError};
 use waybill_schema::id::{AffinityKey, MemberId, Revision, WriterId};
 use waybill_schema::redis::{Generation, Mark, Place, TIDY_AFTER_MS, Value};
 use waybill_schema::secret::sum128;
@@ -160,7 +159,7 @@ impl Fold {
 
 /// The sum by which a mark names `frame`.
 pub(super) fn sum_of(frame: &StoredFrame) -> Result<String, Newer> {
-    match read::header(&frame.bytes) {
+    match Frame::header_of(&frame.bytes) {
         Ok(header) => Ok(header.sum),
         Err(FrameError::Newer(format)) => Err(Newer::Frame { seq: frame.seq.0, format }),
         Err(FrameError::Header | FrameError::Sum) => Ok(sum128(&[&frame.bytes])),
