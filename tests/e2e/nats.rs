@@ -22,7 +22,7 @@ const GATEWAYS: usize = 3;
 /// An upstream takes 80 or 160 ms for an answer, whole or streamed: so many chats are half a minute of traffic.
 const FIRST_TOKEN_MS: u64 = 80;
 const CHUNK_MS: u64 = 20;
-const CHATS: usize = 3_000;
+const CHATS: usize = 4_000;
 /// Chats before and after a fault, and while nothing else is waited for in it.
 const SOME: usize = 200;
 /// Chats between two looks at what gateways say of their log.
