@@ -4,6 +4,7 @@
 
 pub mod server;
 pub mod proxy;
+pub mod body;
 pub mod journey;
 pub mod failure;
 pub mod flight;

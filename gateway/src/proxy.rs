@@ -7,7 +7,6 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Response};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::request::{self, Inbound};
@@ -18,6 +17,7 @@ use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId};
 use waybill_schema::secret::DeploymentSecret;
 
 use crate::answer::{self, Body};
+use crate::body;
 use crate::flight::{Departure, Flight};
 use crate::journey::Journey;
 use crate::ledger::Ledger;
@@ -26,12 +26,6 @@ use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::SharedState;
 use crate::upstream::Upstream;
-
-/// The largest request body, in bytes: 64 MiB, twice what the largest provider takes (PROVIDER_ERRORS L09).
-pub const REQUEST_BYTES_MAX: usize = 64 << 20;
-
-/// How long the rest of a refused body is read.
-const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The data plane.
 #[derive(Debug)]
@@ -89,39 +83,21 @@ async fn arrive(
     begun: Instant,
 ) -> Result<Arrived, Refusal> {
     let serving = gateway.serving.load_full();
-    let (head, mut body) = request.into_parts();
+    let (mut head, mut body) = request.into_parts();
+    let silence = Duration::from_secs(serving.config.client_idle_seconds.into());
     let read = async {
         let key = authenticate(&serving, &head.headers)?;
-        Ok((key, read_body(&mut body).await?))
+        Ok((key, body::read(&mut body, &mut head.headers, silence).await?))
     };
     let (key, body) = match read.await {
         Ok(read) => read,
         Err(refusal) => {
-            let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(body)).await;
+            body::discard(body).await;
             return Err(refusal);
         }
     };
     let query = head.uri.query().map(str::to_owned);
     Ok(Arrived { endpoint, headers: head.headers, query, body, key, serving, request: id, begun })
-}
-
-async fn read_body(body: &mut Incoming) -> Result<Bytes, Refusal> {
-    match Limited::new(body, REQUEST_BYTES_MAX).collect().await {
-        Ok(whole) => Ok(whole.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX }),
-        Err(_) => Err(Refusal::BodyUnread),
-    }
-}
-
-/// Reads on past a refusal, within bounds: a client that is still sending when its connection is closed gets a reset
-/// instead of the answer.
-async fn discard(mut body: Incoming) {
-    let mut left = REQUEST_BYTES_MAX;
-    while let Some(Ok(frame)) = body.frame().await
-        && left > 0
-    {
-        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
-    }
 }
 
 /// The caller, by `Authorization: Bearer` or `x-api-key` (CLIENTS.md, rule 10).

@@ -30,6 +30,15 @@ pub enum Refusal {
     /// The body broke off.
     #[error("the request body could not be read to its end")]
     BodyUnread,
+    /// The body stopped coming.
+    #[error("the request body stopped coming before its end")]
+    BodySilent,
+    /// The body is packed in a way that is not known here.
+    #[error("a body in `content-encoding: {0}` is not understood: send it plain or as `zstd`")]
+    UnknownCoding(String),
+    /// The body is no zstd.
+    #[error("the request body is not the zstd that its `content-encoding` says")]
+    BodyPacked,
     /// The body is not a request.
     #[error(transparent)]
     BadBody(#[from] BadBody),
@@ -117,6 +126,9 @@ impl Refusal {
                 ..caller(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large")
             },
             Self::BodyUnread => caller(StatusCode::BAD_REQUEST, "body_unread"),
+            Self::BodySilent => caller(StatusCode::REQUEST_TIMEOUT, "body_timeout"),
+            Self::UnknownCoding(_) => caller(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_content_encoding"),
+            Self::BodyPacked => caller(StatusCode::BAD_REQUEST, "invalid_body"),
             Self::BadBody(_) => caller(StatusCode::BAD_REQUEST, "invalid_body"),
             Self::Session(error) => caller(StatusCode::BAD_REQUEST, error.code()),
             Self::GroupNotAllowed(_) => {
@@ -160,6 +172,9 @@ impl Refusal {
             Self::InvalidApiKey
             | Self::TooLarge { .. }
             | Self::BodyUnread
+            | Self::BodySilent
+            | Self::UnknownCoding(_)
+            | Self::BodyPacked
             | Self::GroupNotAllowed(_)
             | Self::NoRoute { .. }
             | Self::Upstream { .. }

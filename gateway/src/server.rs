@@ -22,6 +22,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use serde_json::json;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
@@ -34,6 +35,9 @@ use crate::refusal::Refusal;
 
 /// How long a client may take to send its request head, in seconds.
 const HEAD_SECONDS: u64 = 30;
+
+/// How long a client of the health pages may leave an answer unread.
+const HEALTH_CLIENT_IDLE: Duration = Duration::from_secs(60);
 
 /// What `/readyz` says.
 #[derive(Clone, Debug)]
@@ -57,8 +61,9 @@ pub struct House {
 
 /// Serves `listener` until `stop` is ready, then lets open requests end within the time that it gives.
 pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output = Duration>) {
+    let idle = Duration::from_secs(house.gateway.serving.load().config.client_idle_seconds.into());
     let door = Arc::new(Door { gateway: house.gateway.clone(), pages: pages(Arc::new(house)) });
-    accept(listener, move |request| lead(door.clone(), request), stop).await;
+    accept(listener, idle, move |request| lead(door.clone(), request), stop).await;
 }
 
 /// Serves `/healthz` and `/readyz` alone, for a process without a data plane, until `stop` is ready.
@@ -71,11 +76,12 @@ pub async fn serve_health(listener: TcpListener, readiness: Ready, stop: impl Fu
             Ok(page.map(Body::Page))
         }
     };
-    accept(listener, lead, stop).await;
+    accept(listener, HEALTH_CLIENT_IDLE, lead, stop).await;
 }
 
 async fn accept<F>(
     listener: TcpListener,
+    client_idle: Duration,
     lead: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
     stop: impl Future<Output = Duration>,
 ) where
@@ -89,7 +95,7 @@ async fn accept<F>(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let lead = service_fn(lead.clone());
-                    connections.spawn(graceful.watch(builder(&stream).serve_connection(TokioIo::new(stream), lead)));
+                    connections.spawn(graceful.watch(builder(&stream, client_idle).serve_connection(TokioIo::new(stream), lead)));
                 }
                 Err(error) => refuse_for_now(&error).await,
             },
@@ -112,9 +118,12 @@ async fn refuse_for_now(error: &std::io::Error) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-fn builder(stream: &TcpStream) -> http1::Builder {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY could not be set");
+/// A client that takes nothing of its answer for `client_idle` loses its connection, and so its upstream call: the
+/// kernel ends a connection whose window has been closed for that long (tcp(7), TCP_USER_TIMEOUT).
+fn builder(stream: &TcpStream, client_idle: Duration) -> http1::Builder {
+    let patience = SockRef::from(stream).set_tcp_user_timeout(Some(client_idle));
+    if let Err(error) = stream.set_nodelay(true).and(patience) {
+        tracing::debug!(%error, "a connection's options could not be set");
     }
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(HEAD_SECONDS));

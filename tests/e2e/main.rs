@@ -39,3 +39,4 @@ mod secrets;
 mod shared;
 mod shutdown;
 mod streams;
+mod uploads;

@@ -26,6 +26,8 @@ pub struct Config {
     pub listen: String,
     /// How long open requests get to end when the gateway is asked to stop, in seconds.
     pub drain_seconds: u32,
+    /// How long a client may say nothing in the middle of its body, or take nothing of its answer, in seconds.
+    pub client_idle_seconds: u32,
     /// The bearer token of the admin interface.
     pub admin_token: Option<SecretRef>,
     /// The key of all content hashes; absent only when embedded, where it is made on first start.

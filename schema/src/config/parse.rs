@@ -74,6 +74,7 @@ fn config<'a>(reader: &'a Reader<'a>, root: &'a Node) -> Config {
     let config = Config {
         listen: listen.unwrap_or("127.0.0.1:4000".to_owned()),
         drain_seconds: fields.field("drain_seconds").number(DRAIN_SECONDS, 30),
+        client_idle_seconds: fields.field("client_idle_seconds").number(settings::DEADLINE_SECONDS, 300),
         admin_token: fields.field("admin_token").secret(),
         deployment_secret: deployment_secret.secret(),
         log,

@@ -16,7 +16,7 @@ use crate::catalogue::{FailoverPolicy, StickyMode, StickyPolicy};
 const TTL_SECONDS: RangeInclusive<u32> = 1..=2_592_000;
 
 /// A deadline of a request or of a part of it, in seconds: to two hours, beyond the longest answers seen.
-const DEADLINE_SECONDS: RangeInclusive<u32> = 1..=7200;
+pub(super) const DEADLINE_SECONDS: RangeInclusive<u32> = 1..=7200;
 
 /// A rest of a member or a channel, in seconds: to a day, after which a person should have looked.
 const REST_SECONDS: RangeInclusive<u32> = 1..=86_400;
