@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use waybill_routing::classify::Verdict;
 use waybill_routing::dispatch::{self, Search};
+use waybill_routing::price;
 use waybill_routing::select::{self, Ask, Moment};
 use waybill_routing::state::State;
 use waybill_schema::catalogue::{Place, Pool};
@@ -361,7 +362,7 @@ impl Flight {
             latency_ms: millis(open.sent),
             first_token_ms: open.first_token_ms,
             usage: learnt.usage,
-            cost_nano: None,
+            cost_nano: cost_nano(&open.place, &learnt.usage, verdict.class),
             retry_after_ms: verdict.retry_after_ms,
             served_model: learnt.served_model,
             effect: if protected { verdict.effect } else { Effect::None },
@@ -402,6 +403,12 @@ impl Drop for Flight {
         let landing = Landing { outcome: Outcome::Cancelled, status: None, code: None };
         self.broke_off(&verdict, Learnt::default(), landing);
     }
+}
+
+/// What a send there cost, where its price and its tokens are known.
+fn cost_nano(place: &Place, usage: &Usage, class: Class) -> Option<u64> {
+    let price = place.channel.prices.iter().find(|price| price.model == place.upstream_model)?;
+    price::cost_nano(price, usage, class)
 }
 
 fn base_of(affinity: &Affinity) -> Option<Revision> {

@@ -71,6 +71,27 @@ pub struct Channel {
     pub labels: BTreeMap<String, String>,
     /// Whether `X-Relay-Logical-Group`, `X-Relay-Route-ID` and `X-Relay-Shadow-Group` go upstream.
     pub internal_headers: bool,
+    /// What its upstream models cost, at most one entry a model; a model without one has no known price.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prices: Vec<Price>,
+}
+
+/// What an upstream model costs, in nano-USD per thousand tokens: a millionth of the usual USD per million.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Price {
+    /// The upstream model.
+    pub model: ModelName,
+    /// Tokens of the prompt.
+    pub input: u64,
+    /// Tokens of the answer.
+    pub output: u64,
+    /// Prompt tokens read from the upstream's cache; absent costs as `input`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached: Option<u64>,
+    /// Prompt tokens written to the upstream's cache; absent costs as `input`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_write: Option<u64>,
 }
 
 /// How a group's requests stick.

@@ -22,6 +22,7 @@ fn channel(id: &str, base_url: &str) -> Row {
         models: Vec::new(),
         labels: Default::default(),
         internal_headers: false,
+        prices: Vec::new(),
     })
 }
 

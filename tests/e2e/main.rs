@@ -32,6 +32,7 @@ mod kill;
 mod nats;
 mod orphans;
 mod processes;
+mod prices;
 mod projector;
 mod readme;
 mod redecide;

@@ -19,6 +19,7 @@ pub(crate) fn channel(id: &str, base_url: &str) -> Row {
         models: Vec::new(),
         labels: Default::default(),
         internal_headers: false,
+        prices: Vec::new(),
     })
 }
 

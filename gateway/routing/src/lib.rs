@@ -10,4 +10,5 @@ pub mod select;
 pub mod dispatch;
 pub mod classify;
 pub mod observe;
+pub mod price;
 pub mod sse;

@@ -10,8 +10,8 @@ use super::reader::Here;
 use super::settings::{ATTEMPTS, failover_policy, first_token, sticky_policy};
 use super::value;
 use crate::catalogue::{
-    Allocation, Chain, Channel, Dialect, Group, Key, Member, ModelRoute, Organization, Route, Row, Status, Strategy,
-    Team, Template, matches,
+    Allocation, Chain, Channel, Dialect, Group, Key, Member, ModelRoute, Organization, Price, Route, Row, Status,
+    Strategy, Team, Template, matches,
 };
 use crate::id::{ChannelId, GroupId, KeyId, MemberId, ModelName};
 use crate::secret::SecretRef;
@@ -80,6 +80,7 @@ fn channel(mut row: Fields<'_>) -> Channel {
         models: values(distinct(row.field("models"), model)),
         labels: labels(row.field("labels")),
         internal_headers: row.field("internal_headers").flag(false),
+        prices: prices(row.field("prices")),
     };
     // Read for its form alone: nothing discovers models yet.
     row.field("discover").flag(false);
@@ -100,6 +101,23 @@ fn labels(field: Field<'_>) -> BTreeMap<String, String> {
         (name.to_owned(), field.read(line).unwrap_or_default())
     };
     entries.into_iter().map(label).collect()
+}
+
+/// What upstream models cost, in USD per million tokens, by model.
+fn prices(field: Field<'_>) -> Vec<Price> {
+    let entries = field.map().map(Fields::entries).unwrap_or_default();
+    let price = |(here, name, field): (Here<'_>, &str, Field<'_>)| {
+        let name = value::model(name).map_err(|message| here.wrong(message)).unwrap_or_default();
+        let mut price = field.map()?;
+        Some(Price {
+            model: ModelName::new(name),
+            input: price.field("input").required().read(value::usd_micro).unwrap_or_default(),
+            output: price.field("output").required().read(value::usd_micro).unwrap_or_default(),
+            cached: price.field("cached").read(value::usd_micro),
+            cache_write: price.field("cache_write").read(value::usd_micro),
+        })
+    };
+    entries.into_iter().filter_map(price).collect()
 }
 
 /// Reads routes with their members; a route's row goes to `rows`, the members come back.

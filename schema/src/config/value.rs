@@ -18,6 +18,9 @@ const URL_BYTES_MAX: usize = 2048;
 /// The longest label, header or name for people, in bytes.
 const LINE_BYTES_MAX: usize = 256;
 
+/// The highest price of a million tokens, in USD: far above any, and within what can be counted.
+const USD_MAX: u64 = 1_000_000;
+
 /// How much of a misspelt word a message repeats, in characters.
 const SHOWN_CHARS_MAX: usize = 64;
 
@@ -49,18 +52,28 @@ pub(super) fn number(text: &str, bounds: &RangeInclusive<u32>, unit: u32) -> Res
 
 /// A decimal number within `bounds`, in thousandths.
 pub(super) fn permille(text: &str, bounds: &RangeInclusive<u32>) -> Result<u32, String> {
-    let exact = || {
-        let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
-        let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        if !digits(whole) || !digits(decimals) || decimals.len() > 3 {
-            return None;
-        }
-        let thousandths = format!("{decimals:0<3}").parse::<u32>().ok()?;
-        whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(thousandths)
-    };
     let (low, high) = (f64::from(*bounds.start()) / 1000.0, f64::from(*bounds.end()) / 1000.0);
     let wrong = || format!("expected a number from {low:.1} to {high:.1}, with three decimals at most");
-    exact().filter(|n| bounds.contains(n)).ok_or_else(wrong)
+    let number = fixed(text, 3).and_then(|n| u32::try_from(n).ok());
+    number.filter(|n| bounds.contains(n)).ok_or_else(wrong)
+}
+
+/// A price in USD, in millionths.
+pub(super) fn usd_micro(text: &str) -> Result<u64, String> {
+    let wrong = || format!("expected an amount of USD from 0 to {USD_MAX}, with six decimals at most");
+    fixed(text, 6).filter(|micro| *micro <= USD_MAX * 1_000_000).ok_or_else(wrong)
+}
+
+/// A decimal number in units of its last place, of which there are `places` behind the point.
+fn fixed(text: &str, places: usize) -> Option<u64> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(decimals) || decimals.len() > places {
+        return None;
+    }
+    let unit = 10_u64.pow(u32::try_from(places).ok()?);
+    let rest = format!("{decimals:0<places$}").parse::<u64>().ok()?;
+    whole.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(rest)
 }
 
 /// One of `words`; `-` and `_` are the same.

@@ -212,6 +212,7 @@ fn channel(id: &str) -> Channel {
         models: Vec::new(),
         labels: Default::default(),
         internal_headers: false,
+        prices: Vec::new(),
     }
 }
 
