@@ -5,24 +5,26 @@
 mod text;
 
 use memchr::memmem::Finder;
-use rusqlite::{Connection, OptionalExtension, params};
 use serde::Serialize;
-use waybill_events::log::Seq;
-use waybill_events::sqlite::integer;
+use waybill_events::log::{Log, ReadError, Seq};
 use waybill_projections::read::{self, Unread};
 use waybill_projections::usage::request_of;
+use waybill_projections::word::Word;
 use waybill_schema::event::{
-    Attempt, Candidate, Class, Context, Event, Fact, Outcome, Ownership, Preference, Request, Selection, SessionSource,
+    Attempt, Candidate, Class, Context, Event, Fact, Outcome, Ownership, Preference, Request, Selection,
 };
 use waybill_schema::frame::Frame;
 use waybill_schema::id::{RequestId, Revision};
 use waybill_schema::time::Time;
 
-use crate::reading;
 use crate::redecide::{Redecision, redecide};
+use crate::sessions::inferred;
+use crate::usage::{StoreError, UsageStore};
 
 /// A request that has no row yet is looked for in this many frames from the log's end.
 pub const SCAN_FRAMES_MAX: u64 = 100_000;
+/// Frames read at once.
+const READ_FRAMES_MAX: usize = 256;
 
 /// Why there is no explanation.
 #[derive(Debug, thiserror::Error)]
@@ -32,9 +34,12 @@ pub enum ExplainError {
         "request `{0}` is not in the log: no usage row names it, nor does any of the last {SCAN_FRAMES_MAX} frames"
     )]
     Unknown(RequestId),
+    /// The rows that say where its facts are cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The log cannot be read.
-    #[error("the log cannot be read")]
-    Sqlite(#[from] rusqlite::Error),
+    #[error(transparent)]
+    Log(#[from] ReadError),
 }
 
 /// Everything the log says of one request.
@@ -127,32 +132,45 @@ pub struct Place {
     pub line: u32,
 }
 
-/// Explains `request` from the log behind `connection`.
-pub fn explain(connection: &Connection, request: &RequestId) -> Result<Explanation, ExplainError> {
-    let row = bounds(connection, request)?;
+/// Explains `request` from `log`; the rows of `store` say in which of its frames the facts are.
+pub fn explain(
+    log: &mut dyn Log,
+    store: &mut dyn UsageStore,
+    request: &RequestId,
+) -> Result<Explanation, ExplainError> {
+    let row = bounds(store, request)?;
     let abandoned = row.as_ref().is_some_and(|row| row.abandoned);
     let (first, last) = match row {
         Some(row) => (row.first, row.last),
-        None => (head(connection)?.saturating_sub(SCAN_FRAMES_MAX), integer(u64::MAX).unsigned_abs()),
+        None => (log.head()?.0.saturating_sub(SCAN_FRAMES_MAX), u64::MAX),
     };
-    let mut trail = Trail::default();
-    // SQL cannot look for it: large frames rest compressed.
-    let named = Finder::new(request.as_str());
-    let bounds = params![integer(first), integer(last)];
-    reading::frames(connection, "WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq", bounds, |frame| {
-        if named.find(&frame.bytes).is_none() {
-            return Ok(());
-        }
-        let Ok(header) = Frame::header_of(&frame.bytes) else { return Ok(()) };
-        for read in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
-            trail.follow(request, frame.seq, read);
-        }
-        Ok::<_, ExplainError>(())
-    })?;
+    let trail = trail(log, request, first, last)?;
     if trail.is_empty() {
         return Err(ExplainError::Unknown(request.clone()));
     }
     Ok(trail.explanation(request, abandoned))
+}
+
+/// Reads what the frames from `first` to `last` say of the request.
+fn trail(log: &mut dyn Log, request: &RequestId, first: u64, last: u64) -> Result<Trail, ReadError> {
+    let mut trail = Trail::default();
+    let named = Finder::new(request.as_str());
+    let mut at = Seq(first.saturating_sub(1));
+    loop {
+        let frames = log.read(at, READ_FRAMES_MAX)?;
+        let Some(newest) = frames.last() else { return Ok(trail) };
+        at = newest.seq;
+        let within = frames.iter().take_while(|frame| frame.seq.0 <= last);
+        for frame in within.filter(|frame| named.find(&frame.bytes).is_some()) {
+            let Ok(header) = Frame::header_of(&frame.bytes) else { continue };
+            for read in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
+                trail.follow(request, frame.seq, read);
+            }
+        }
+        if at.0 >= last {
+            return Ok(trail);
+        }
+    }
 }
 
 struct Row {
@@ -161,18 +179,11 @@ struct Row {
     abandoned: bool,
 }
 
-fn bounds(connection: &Connection, request: &RequestId) -> Result<Option<Row>, rusqlite::Error> {
-    let sql = "SELECT seq_first, seq_last, outcome = 'abandoned' FROM usage_events WHERE request_id = ?1";
-    let row = connection.prepare_cached(sql)?.query_row([request.as_str()], |row| {
-        let (first, last) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get::<_, i64>(1)?.unsigned_abs());
-        Ok(Row { first, last, abandoned: row.get(2)? })
-    });
-    row.optional()
-}
-
-fn head(connection: &Connection) -> Result<u64, rusqlite::Error> {
-    let head: Option<i64> = connection.query_row("SELECT max(seq) FROM frames", [], |row| row.get(0))?;
-    Ok(head.map_or(0, i64::unsigned_abs))
+fn bounds(store: &mut dyn UsageStore, request: &RequestId) -> Result<Option<Row>, StoreError> {
+    let sql = "SELECT seq_first, seq_last, outcome FROM usage_events WHERE request_id = $1";
+    let Some(mut cells) = store.rows(sql, &[request.as_str().into()])?.into_iter().next() else { return Ok(None) };
+    let (first, last) = (cells.count()?, cells.count()?);
+    Ok(Some(Row { first, last, abandoned: cells.text()? == "abandoned" }))
 }
 
 /// The facts of one request as they are found.
@@ -260,7 +271,7 @@ impl Trail {
         };
         Explanation {
             request: request.clone(),
-            inferred: self.context.as_ref().is_some_and(|context| context.source == SessionSource::Prompt),
+            inferred: self.context.as_ref().is_some_and(|context| inferred(&Word(context.source).to_string())),
             context: self.context,
             sends: self.sends,
             preference: self.preference.map_or(Committed::Not(why_not), |noted| Committed::By(Box::new(noted))),

@@ -1,11 +1,16 @@
 //! The control plane: catalogue commands, explain and audit queries over the log.
 //!
-//! All queries read: they run on a connection beside the process that writes the file. Modules in reading order:
+//! All queries read, beside the processes that write. Modules in reading order:
 
 pub mod catalogue;
+pub mod usage;
+pub mod paging;
+pub mod sessions;
 pub mod reading;
 pub mod explain;
 pub mod redecide;
-pub mod sessions;
+pub mod projections;
+pub mod moment;
+pub mod admin;
 pub mod health;
 pub mod verify;

@@ -1,91 +1,39 @@
-//! Sessions: what was talked about with whom, by `scope + session` (S3.7), from the usage rows.
+//! Sessions: what was talked about with whom, by `scope + session` (S3.7), from the rows of a usage store.
 //!
-//! Tokens and money stand at the sends and are summed from there alone, so that no request counts twice (S3.25).
+//! A list reads one row a session, which its projection keeps (ADR 32). Tokens and money stand at the sends and are
+//! summed from there alone, so that no request counts twice (S3.25).
 
-use rusqlite::{Connection, Row, ToSql, params};
-use serde::{Deserialize, Serialize};
-use waybill_events::sqlite::integer;
-use waybill_schema::id::{ScopeId, SessionId};
+use serde::Serialize;
+use waybill_schema::id::{RequestId, ScopeId, SessionId};
 use waybill_schema::time::Time;
 
-/// At most this many entries on a page.
-pub const PAGE_MAX: u32 = 200;
+use crate::paging::{List, Page, PageError, Paged, Place};
+use crate::usage::{Cells, StoreError, UsageStore, Value};
 
-/// Which part of a list is wanted.
+pub use waybill_projections::sessions::Totals;
+
+/// Why there is no list.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The page cannot be asked for.
+    #[error(transparent)]
+    Page(#[from] PageError),
+    /// The store gives no answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Which sessions are wanted; by default all.
 #[derive(Clone, Debug, Default)]
-pub struct Page {
-    /// How many entries, at most [`PAGE_MAX`]; 0 stands for 50.
-    pub limit: u32,
-    /// Behind which entry; absent for the beginning.
-    pub after: Option<Cursor>,
-}
-
-/// A place in a list: opaque text for whoever holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cursor(Place);
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Place {
-    at: i64,
-    key: (String, String),
-}
-
-/// The text is not a cursor that was given out here.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a cursor of this list")]
-pub struct CursorError;
-
-impl std::fmt::Display for Cursor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&hex::encode(serde_json::to_vec(&self.0).expect("a place has only text keys")))
-    }
-}
-
-impl std::str::FromStr for Cursor {
-    type Err = CursorError;
-
-    fn from_str(text: &str) -> Result<Self, CursorError> {
-        let bytes = hex::decode(text).map_err(|_| CursorError)?;
-        serde_json::from_slice(&bytes).map(Self).map_err(|_| CursorError)
-    }
-}
-
-impl Serialize for Cursor {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-/// A page of a list.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Paged<T> {
-    /// The entries.
-    pub entries: Vec<T>,
-    /// Where the next page begins; absent on the last one.
-    pub next: Option<Cursor>,
-}
-
-/// What sends used.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize)]
-pub struct Totals {
-    /// How many sends there were.
-    pub sends: u64,
-    /// Of how many nobody knows the tokens.
-    pub sends_unknown: u64,
-    /// Of how many a part of the tokens was worked out here.
-    pub sends_estimated: u64,
-    /// Tokens of the prompts, cached ones included; absent where nobody knows any.
-    pub input: Option<u64>,
-    /// Tokens of the answers, reasoning included.
-    pub output: Option<u64>,
-    /// Prompt tokens read from upstream caches.
-    pub cached: Option<u64>,
-    /// Prompt tokens written to upstream caches.
-    pub cache_write: Option<u64>,
-    /// Answer tokens spent on reasoning.
-    pub reasoning: Option<u64>,
-    /// Money in nano-USD.
-    pub cost_nano: Option<u64>,
+pub struct Filter {
+    /// Those of one tenant.
+    pub scope: Option<ScopeId>,
+    /// Those that asked for this model.
+    pub model: Option<String>,
+    /// Those whose latest activity was not before this moment.
+    pub since: Option<Time>,
+    /// Those whose latest activity was before this moment.
+    pub until: Option<Time>,
 }
 
 /// A session in a list.
@@ -107,9 +55,12 @@ pub struct Session {
     pub requests: u64,
     /// How many of them did not end well.
     pub failed: u64,
-    /// The models that were asked for, sorted.
+    /// The request that was active last.
+    pub last_request: String,
+    /// The models that were asked for, sorted; at most
+    /// [`NAMES_MAX`](waybill_projections::sessions::NAMES_MAX) of them.
     pub models: Vec<String>,
-    /// The deployments that were sent to, sorted.
+    /// The deployments that were sent to, likewise.
     pub deployments: Vec<String>,
     /// What its sends used.
     pub totals: Totals,
@@ -142,6 +93,8 @@ pub struct Round {
     pub outcome: String,
     /// The class of the last failure.
     pub error_class: Option<String>,
+    /// The stable code of an error of ours.
+    pub code: Option<String>,
     /// The HTTP status that the client got.
     pub status: Option<u16>,
     /// Milliseconds from first to last byte.
@@ -155,10 +108,18 @@ pub struct Round {
 pub struct Target {
     /// Its number in the request, from 1.
     pub attempt: u16,
+    /// When it was sent.
+    pub started: Time,
+    /// When it ended; absent for an abandoned one.
+    pub ended: Option<Time>,
+    /// The member.
+    pub member: String,
     /// The deployment.
     pub deployment: String,
     /// The model name that the upstream was sent.
     pub upstream_model: Option<String>,
+    /// The model that the upstream says it served.
+    pub served_model: Option<String>,
     /// Why this one.
     pub reason: Option<String>,
     /// How it ended.
@@ -167,190 +128,276 @@ pub struct Target {
     pub status: Option<u16>,
     /// Milliseconds from send to end.
     pub latency_ms: Option<u64>,
+    /// Milliseconds from send to the first meaningful frame.
+    pub first_token_ms: Option<u64>,
     /// What it used.
     pub totals: Totals,
 }
 
-/// The sessions of `scope`, or of every scope, by latest activity, the latest first.
-pub fn sessions(
-    connection: &Connection,
-    scope: Option<&ScopeId>,
-    page: &Page,
-) -> Result<Paged<Session>, rusqlite::Error> {
-    // With a single max(), SQLite takes the bare column `session_source` from the row that holds it.
-    let sql = "SELECT scope, session_id, session_source, min(started), max(ended) AS latest, count(*),
-                   count(*) FILTER (WHERE outcome <> 'success')
-               FROM usage_events WHERE (?1 IS NULL OR scope = ?1) GROUP BY scope, session_id
-               HAVING ?2 IS NULL OR (latest, scope, session_id) < (?2, ?3, ?4)
-               ORDER BY latest DESC, scope DESC, session_id DESC LIMIT ?5";
-    let (at, first, second) = page.place();
-    let scope = scope.map(ScopeId::as_str);
-    let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement.query_map(params![scope, at, first, second, page.fetched()], |row| {
-        let source: String = row.get(2)?;
-        Ok(Session {
-            scope: ScopeId::new(row.get::<_, String>(0)?),
-            session: SessionId::new(row.get::<_, String>(1)?),
-            inferred: inferred(&source),
-            source,
-            started: Time(row.get(3)?),
-            ended: Time(row.get(4)?),
-            requests: count(row, 5)?,
-            failed: count(row, 6)?,
-            models: Vec::new(),
-            deployments: Vec::new(),
-            totals: Totals::default(),
-        })
-    })?;
-    let sessions = rows.collect::<Result<Vec<_>, _>>()?;
-    let mut paged = page.cut(sessions, |session| Place {
-        at: session.ended.0,
-        key: (session.scope.to_string(), session.session.to_string()),
-    });
-    paged.entries.iter_mut().try_for_each(|session| fill(connection, session))?;
-    Ok(paged)
+/// A request with all that its row says.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trail {
+    /// The tenant.
+    pub scope: ScopeId,
+    /// The session.
+    pub session: SessionId,
+    /// The key that asked.
+    pub key: String,
+    /// Whether a stream was asked for.
+    pub stream: bool,
+    /// What named the session.
+    pub signal: String,
+    /// What its affinity key was made of; absent where it had none.
+    pub sticky_type: Option<String>,
+    /// What its sends used together.
+    pub totals: Totals,
+    /// The log position of its first fact.
+    pub seq_first: u64,
+    /// The log position of its last fact.
+    pub seq_last: u64,
+    /// The rest, as in the list of its session's rounds.
+    #[serde(flatten)]
+    pub round: Round,
 }
 
-/// The scopes that have a session of this name, in order: a client's session id alone names no tenant.
-pub fn scopes(connection: &Connection, session: &SessionId) -> Result<Vec<ScopeId>, rusqlite::Error> {
-    let sql = "SELECT DISTINCT scope FROM usage_events WHERE session_id = ?1 ORDER BY scope";
-    let mut statement = connection.prepare_cached(sql)?;
-    let scopes = statement.query_map([session.as_str()], |row| Ok(ScopeId::new(row.get::<_, String>(0)?)))?;
-    scopes.collect()
+/// The sessions that are wanted by latest activity, the latest first.
+///
+/// Rows that come meanwhile move to the front: going on, a reader meets each session that did not change once.
+pub fn sessions(store: &mut dyn UsageStore, wanted: &Filter, page: &Page) -> Result<Paged<Session>, ListError> {
+    let mut query = Query::of(format!("SELECT {SESSION} FROM sessions"));
+    let order = match &wanted.scope {
+        Some(scope) => {
+            let place = query.put(scope.as_str());
+            query.only(format!("scope = {place}"));
+            ["ended", "session_id"].as_slice()
+        }
+        None => &["ended", "scope", "session_id"],
+    };
+    if let Some(place) = page.place(List::Sessions)? {
+        let (scope, session) = (place.key.0.as_str(), place.key.1.as_str());
+        let mut places = vec![query.put(Time(place.at))];
+        if wanted.scope.is_none() {
+            places.push(query.put(scope));
+        }
+        places.push(query.put(session));
+        query.only(format!("({}) < ({})", order.join(", "), places.join(", ")));
+    }
+    if let Some(since) = wanted.since {
+        let place = query.put(since);
+        query.only(format!("ended >= {place}"));
+    }
+    if let Some(until) = wanted.until {
+        let place = query.put(until);
+        query.only(format!("ended < {place}"));
+    }
+    if let Some(model) = &wanted.model {
+        let place = query.put(model.as_str());
+        query.only(store.holds("models", &place));
+    }
+    query.page(&order.iter().map(|column| format!("{column} DESC")).collect::<Vec<_>>().join(", "), page);
+    let sessions = query.ask(store)?.into_iter().map(session).collect::<Result<Vec<_>, _>>()?;
+    Ok(page.cut(sessions, |session| Place {
+        list: List::Sessions,
+        at: session.ended.0,
+        key: (session.scope.to_string(), session.session.to_string()),
+    }))
+}
+
+/// The sessions of this name, by scope: a client's session id alone names no tenant.
+pub fn named(store: &mut dyn UsageStore, session_id: &SessionId) -> Result<Vec<Session>, StoreError> {
+    let sql = format!("SELECT {SESSION} FROM sessions WHERE session_id = $1 ORDER BY scope");
+    store.rows(&sql, &[session_id.as_str().into()])?.into_iter().map(session).collect()
 }
 
 /// The rounds of one session in the order in which they ended.
 pub fn rounds(
-    connection: &Connection,
+    store: &mut dyn UsageStore,
     scope: &ScopeId,
     session: &SessionId,
     page: &Page,
-) -> Result<Paged<Round>, rusqlite::Error> {
-    let sql = "SELECT request_id, started, ended, model, endpoint, group_id, session_source, sticky_hit, fallback,
-                   outcome, error_class, status, latency_ms
-               FROM usage_events
-               WHERE scope = ?1 AND session_id = ?2 AND (?3 IS NULL OR (ended, request_id) > (?3, ?4))
-               ORDER BY ended, request_id LIMIT ?5";
-    let (at, request, _) = page.place();
-    let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement.query_map(params![scope.as_str(), session.as_str(), at, request, page.fetched()], |row| {
-        let source: String = row.get(6)?;
-        Ok(Round {
-            request: row.get(0)?,
-            started: Time(row.get(1)?),
-            ended: Time(row.get(2)?),
-            model: row.get(3)?,
-            endpoint: row.get(4)?,
-            group: row.get(5)?,
-            inferred: inferred(&source),
-            source,
-            sticky_hit: row.get(7)?,
-            fallback: row.get(8)?,
-            outcome: row.get(9)?,
-            error_class: row.get(10)?,
-            status: row.get(11)?,
-            latency_ms: some_count(row, 12)?,
-            targets: Vec::new(),
-        })
-    })?;
-    let rounds = rows.collect::<Result<Vec<_>, _>>()?;
-    let mut paged = page.cut(rounds, |round| Place { at: round.ended.0, key: (round.request.clone(), String::new()) });
-    for round in &mut paged.entries {
-        round.targets = targets(connection, &round.request)?;
+) -> Result<Paged<Round>, ListError> {
+    let mut query = Query::of(format!("SELECT {ROUND} FROM usage_events"));
+    let (scope, session) = (query.put(scope.as_str()), query.put(session.as_str()));
+    query.only(format!("scope = {scope}"));
+    query.only(format!("session_id = {session}"));
+    if let Some(place) = page.place(List::Rounds)? {
+        let (at, request) = (query.put(Time(place.at)), query.put(place.key.0.as_str()));
+        query.only(format!("(ended, request_id) > ({at}, {request})"));
     }
+    query.page("ended, request_id", page);
+    let rounds = query.ask(store)?.iter_mut().map(round).collect::<Result<Vec<_>, _>>()?;
+    let place =
+        |round: &Round| Place { list: List::Rounds, at: round.ended.0, key: (round.request.clone(), String::new()) };
+    let mut paged = page.cut(rounds, place);
+    fill(store, &mut paged.entries)?;
     Ok(paged)
 }
 
-impl Page {
-    fn limit(&self) -> u32 {
-        if self.limit == 0 { 50 } else { self.limit.min(PAGE_MAX) }
+/// All that the rows say of a request; none where it has no row yet.
+pub fn request(store: &mut dyn UsageStore, request: &RequestId) -> Result<Option<Trail>, StoreError> {
+    let sql = format!("SELECT {ROUND}, {TRAIL} FROM usage_events WHERE request_id = $1");
+    let Some(mut cells) = store.rows(&sql, &[request.as_str().into()])?.into_iter().next() else { return Ok(None) };
+    let mut rounds = [round(&mut cells)?];
+    fill(store, &mut rounds)?;
+    let [round] = rounds;
+    let mut totals = Totals::default();
+    round.targets.iter().for_each(|target| totals.add(&target.totals));
+    Ok(Some(Trail {
+        scope: ScopeId::new(cells.text()?),
+        session: SessionId::new(cells.text()?),
+        key: cells.text()?,
+        stream: cells.flag()?,
+        signal: cells.text()?,
+        sticky_type: cells.maybe_text()?,
+        totals,
+        seq_first: cells.count()?,
+        seq_last: cells.count()?,
+        round,
+    }))
+}
+
+/// A query as it grows.
+struct Query {
+    sql: String,
+    n_conditions: usize,
+    values: Vec<Value>,
+}
+
+impl Query {
+    fn of(sql: String) -> Self {
+        Self { sql, n_conditions: 0, values: Vec::new() }
     }
 
-    /// One more than asked for, to see whether another page follows.
-    fn fetched(&self) -> i64 {
-        integer(u64::from(self.limit()) + 1)
+    /// Adds a value, and gives the name of its place.
+    fn put(&mut self, value: impl Into<Value>) -> String {
+        self.values.push(value.into());
+        format!("${}", self.values.len())
     }
 
-    fn place(&self) -> (Option<i64>, Option<&str>, Option<&str>) {
-        let place = self.after.as_ref().map(|cursor| &cursor.0);
-        let key = place.map(|place| &place.key);
-        (place.map(|place| place.at), key.map(|key| key.0.as_str()), key.map(|key| key.1.as_str()))
+    fn only(&mut self, condition: String) {
+        let word = if self.n_conditions == 0 { "WHERE" } else { "AND" };
+        self.n_conditions += 1;
+        self.sql += &format!(" {word} {condition}");
     }
 
-    fn cut<T>(&self, mut entries: Vec<T>, place: impl Fn(&T) -> Place) -> Paged<T> {
-        let limit = self.limit() as usize;
-        let more = entries.len() > limit;
-        entries.truncate(limit);
-        let next = entries.last().filter(|_| more).map(|last| Cursor(place(last)));
-        Paged { entries, next }
+    fn page(&mut self, order: &str, page: &Page) {
+        let limit = self.put(Value::Number(page.fetched()));
+        self.sql += &format!(" ORDER BY {order} LIMIT {limit}");
+    }
+
+    fn ask(&self, store: &mut dyn UsageStore) -> Result<Vec<Cells>, StoreError> {
+        store.rows(&self.sql, &self.values)
     }
 }
 
-/// The sums over sends, in the order in which [`totals`] reads them.
-const TOTALS: &str = "count(*), count(*) FILTER (WHERE input IS NULL AND output IS NULL),
-    count(*) FILTER (WHERE estimated <> 0), sum(input), sum(output), sum(cached), sum(cache_write), sum(reasoning),
-    sum(cost_nano)";
+/// What [`session`] reads; the sums last, as [`totals`] does.
+const SESSION: &str = "scope, session_id, session_source, started, ended, last_request, requests, failed, models,
+    deployments, sends, sends_unknown, sends_estimated, input, output, cached, cache_write, reasoning, cost_nano";
 
-fn fill(connection: &Connection, session: &mut Session) -> Result<(), rusqlite::Error> {
-    let key: [&dyn ToSql; 2] = [&session.scope.as_str(), &session.session.as_str()];
-    let own = "usage_events WHERE scope = ?1 AND session_id = ?2";
-    let sends = format!("usage_attempts WHERE request_id IN (SELECT request_id FROM {own})");
-    let names = |sql: &str| {
-        let mut statement = connection.prepare_cached(sql)?;
-        let names = statement.query_map(key, |row| row.get(0))?;
-        names.collect::<Result<Vec<String>, _>>()
-    };
-    session.models = names(&format!("SELECT DISTINCT model FROM {own} ORDER BY 1"))?;
-    session.deployments = names(&format!("SELECT DISTINCT deployment FROM {sends} ORDER BY 1"))?;
-    let mut statement = connection.prepare_cached(&format!("SELECT {TOTALS} FROM {sends}"))?;
-    session.totals = statement.query_row(key, |row| totals(row, 0))?;
-    Ok(())
-}
-
-fn targets(connection: &Connection, request: &str) -> Result<Vec<Target>, rusqlite::Error> {
-    let sql = format!(
-        "SELECT attempt, deployment, upstream_model, reason, class, status, latency_ms, {TOTALS}
-         FROM usage_attempts WHERE request_id = ?1 GROUP BY attempt ORDER BY attempt"
-    );
-    let mut statement = connection.prepare_cached(&sql)?;
-    let targets = statement.query_map([request], |row| {
-        Ok(Target {
-            attempt: row.get(0)?,
-            deployment: row.get(1)?,
-            upstream_model: row.get(2)?,
-            reason: row.get(3)?,
-            class: row.get(4)?,
-            status: row.get(5)?,
-            latency_ms: some_count(row, 6)?,
-            totals: totals(row, 7)?,
-        })
-    })?;
-    targets.collect()
-}
-
-fn totals(row: &Row<'_>, first: usize) -> Result<Totals, rusqlite::Error> {
-    Ok(Totals {
-        sends: count(row, first)?,
-        sends_unknown: count(row, first + 1)?,
-        sends_estimated: count(row, first + 2)?,
-        input: some_count(row, first + 3)?,
-        output: some_count(row, first + 4)?,
-        cached: some_count(row, first + 5)?,
-        cache_write: some_count(row, first + 6)?,
-        reasoning: some_count(row, first + 7)?,
-        cost_nano: some_count(row, first + 8)?,
+fn session(mut cells: Cells) -> Result<Session, StoreError> {
+    let (scope, session, source) = (cells.text()?, cells.text()?, cells.text()?);
+    Ok(Session {
+        scope: ScopeId::new(scope),
+        session: SessionId::new(session),
+        inferred: inferred(&source),
+        source,
+        started: cells.time()?,
+        ended: cells.time()?,
+        last_request: cells.text()?,
+        requests: cells.count()?,
+        failed: cells.count()?,
+        models: cells.names()?,
+        deployments: cells.names()?,
+        totals: totals(&mut cells)?,
     })
 }
 
-/// A session that nobody named: its identity is the fingerprint of a prompt.
-fn inferred(source: &str) -> bool {
-    source == "prompt"
+fn totals(cells: &mut Cells) -> Result<Totals, StoreError> {
+    Ok(Totals {
+        sends: cells.count()?,
+        sends_unknown: cells.count()?,
+        sends_estimated: cells.count()?,
+        input: cells.maybe_count()?,
+        output: cells.maybe_count()?,
+        cached: cells.maybe_count()?,
+        cache_write: cells.maybe_count()?,
+        reasoning: cells.maybe_count()?,
+        cost_nano: cells.maybe_count()?,
+    })
 }
 
-fn count(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
-    Ok(row.get::<_, i64>(column)?.unsigned_abs())
+const ROUND: &str =
+    "request_id, started, ended, model, endpoint, group_id, session_source, sticky_hit, fallback, outcome,
+    error_class, code, status, latency_ms";
+
+fn round(cells: &mut Cells) -> Result<Round, StoreError> {
+    let (request, started, ended) = (cells.text()?, cells.time()?, cells.time()?);
+    let (model, endpoint, group, source) = (cells.text()?, cells.text()?, cells.text()?, cells.text()?);
+    Ok(Round {
+        request,
+        started,
+        ended,
+        model,
+        endpoint,
+        group,
+        inferred: inferred(&source),
+        source,
+        sticky_hit: cells.flag()?,
+        fallback: cells.flag()?,
+        outcome: cells.text()?,
+        error_class: cells.maybe_text()?,
+        code: cells.maybe_text()?,
+        status: cells.maybe_small()?,
+        latency_ms: cells.maybe_count()?,
+        targets: Vec::new(),
+    })
 }
 
-fn some_count(row: &Row<'_>, column: usize) -> Result<Option<u64>, rusqlite::Error> {
-    Ok(row.get::<_, Option<i64>>(column)?.map(i64::unsigned_abs))
+/// What [`Trail`] has beside its round.
+const TRAIL: &str = "scope, session_id, key_id, stream, signal, sticky_type, seq_first, seq_last";
+
+const TARGET: &str =
+    "request_id, attempt, started, ended, member, deployment, upstream_model, served_model, reason, class,
+    status, latency_ms, first_token_ms, 1, CASE WHEN input IS NULL AND output IS NULL THEN 1 ELSE 0 END,
+    CASE WHEN estimated <> 0 THEN 1 ELSE 0 END, input, output, cached, cache_write, reasoning, cost_nano";
+
+/// Puts the sends of these rounds into them.
+fn fill(store: &mut dyn UsageStore, rounds: &mut [Round]) -> Result<(), StoreError> {
+    if rounds.is_empty() {
+        return Ok(());
+    }
+    let values: Vec<Value> = rounds.iter().map(|round| round.request.as_str().into()).collect();
+    let places: Vec<String> = (1..=values.len()).map(|n| format!("${n}")).collect();
+    let sql = format!("SELECT {TARGET} FROM usage_attempts WHERE request_id IN ({})", places.join(", "));
+    for mut cells in store.rows(&sql, &values)? {
+        let (request, target) = (cells.text()?, target(&mut cells)?);
+        if let Some(round) = rounds.iter_mut().find(|round| round.request == request) {
+            round.targets.push(target);
+        }
+    }
+    rounds.iter_mut().for_each(|round| round.targets.sort_by_key(|target| target.attempt));
+    Ok(())
+}
+
+fn target(cells: &mut Cells) -> Result<Target, StoreError> {
+    Ok(Target {
+        attempt: cells.maybe_small()?.unwrap_or_default(),
+        started: cells.time()?,
+        ended: cells.maybe_time()?,
+        member: cells.text()?,
+        deployment: cells.text()?,
+        upstream_model: cells.maybe_text()?,
+        served_model: cells.maybe_text()?,
+        reason: cells.maybe_text()?,
+        class: cells.text()?,
+        status: cells.maybe_small()?,
+        latency_ms: cells.maybe_count()?,
+        first_token_ms: cells.maybe_count()?,
+        totals: totals(cells)?,
+    })
+}
+
+/// Whether a session of this source was neither named by its client nor inherited: what it is was worked out here.
+pub(crate) fn inferred(source: &str) -> bool {
+    !matches!(source, "explicit" | "parent")
 }

@@ -1,5 +1,6 @@
 //! `waybill auditor`: the control plane of many gateways. It brings the catalogue in the log to what its file says, at
-//! start and whenever the file has changed; any number of auditors may do so side by side.
+//! start and whenever the file has changed; any number of auditors may do so side by side. Where it listens it also
+//! answers the operator's questions.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use waybill_gateway::server::Readiness;
 use crate::follow::Follower;
 use crate::trail::Trail;
 use crate::watch::{Stamp, Watch};
-use crate::{archive, gateway, service};
+use crate::{admin, archive, audit, gateway, service};
 
 /// Keep the catalogue of many gateways at what a file says.
 #[derive(clap::Args, Debug)]
@@ -18,7 +19,7 @@ pub(crate) struct Args {
     /// The configuration file
     #[arg(long, env = "WAYBILL_CONFIG", value_name = "FILE")]
     config: PathBuf,
-    /// Where to answer `/healthz` and `/readyz`; without it, nowhere
+    /// Where to answer `/healthz`, `/readyz` and, with an `admin_token`, `/admin/v1`; without it, nowhere
     #[arg(long, value_name = "ADDR")]
     listen: Option<SocketAddr>,
     /// A folder to archive the log into, by stretches of some thousand frames
@@ -32,7 +33,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let config = service::load(&args.config)?;
     let settings = gateway::settings(&config, &args.config)?;
     let log = JetstreamLog::new(settings.clone())?;
-    let archive = args.archive.map(|dir| archive::keep(dir, JetstreamLog::new(settings)?)).transpose()?;
+    let archive = args.archive.map(|dir| archive::keep(dir, JetstreamLog::new(settings.clone())?)).transpose()?;
+    let usage = config.usage.as_ref().map(|usage| audit::postgres(usage, &runtime)).transpose()?;
+    let more = admin::pages(&config, usage, || Ok(Box::new(JetstreamLog::new(settings)?)))?;
     let watch = Watch::start(args.config, stamp, &config, Follower::new(log, Trail::default()))?;
     let standing = watch.standing();
     let readiness = move || {
@@ -40,7 +43,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let ready = standing.applied.is_some() && standing.waits.is_none() && standing.invalid.is_none();
         Readiness { ready, detail: standing.tell() }
     };
-    let attended = runtime.block_on(service::attend("auditor", args.listen, readiness));
+    let attended = runtime.block_on(service::attend("auditor", args.listen, more, readiness));
     drop(archive);
     attended
 }

@@ -3,24 +3,24 @@
 use waybill_auditor::explain;
 use waybill_schema::id::RequestId;
 
-use crate::{DataDir, data, table};
+use crate::logs::Place;
+use crate::{audit, table};
 
 /// Tell why a request went where it went.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// The request: what the reply named in X-Waybill-Request-Id
     request: String,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    data: DataDir,
+    place: Place,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let log = data::open_log(&args.data.data)?;
-    let explanation = explain::explain(log.connection(), &RequestId::new(args.request.as_str()))?;
-    if args.json {
+    let runtime = audit::runtime()?;
+    let mut store = audit::usage(&args.place, &runtime)?;
+    let mut log = args.place.read()?;
+    let explanation = explain::explain(log.as_mut(), store.as_mut(), &RequestId::new(args.request.as_str()))?;
+    if args.place.json {
         return table::json(&explanation);
     }
     table::say(explanation)

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use axum::Router;
 use waybill_auditor::catalogue;
 use waybill_events::jetstream::{JetstreamLog, Settings};
 use waybill_events::shipper::Shipper;
@@ -107,6 +108,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         follower,
         watch: None,
         copy: Some(copy),
+        more: Router::new(),
         shared,
         ship_time: SHIP_TIME,
     };

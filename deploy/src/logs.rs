@@ -23,10 +23,27 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// The configuration, where one is given.
+    pub(crate) fn config(&self) -> anyhow::Result<Option<Config>> {
+        self.config.as_deref().map(check::load).transpose()
+    }
+
+    /// The data folder.
+    pub(crate) fn data(&self) -> &Path {
+        &self.data.data
+    }
+
     /// Opens the log, see [`open`].
     pub(crate) fn open(&self) -> anyhow::Result<Box<dyn Log>> {
-        let config = self.config.as_deref().map(check::load).transpose()?;
-        open(config.as_ref(), &self.data.data)
+        open(self.config()?.as_ref(), self.data())
+    }
+
+    /// Opens the log beside its writers, for reading.
+    pub(crate) fn read(&self) -> anyhow::Result<Box<dyn Log>> {
+        match self.config()?.as_ref().and_then(|config| config.log.as_ref()) {
+            Some(log) => Ok(Box::new(JetstreamLog::new(settings(log))?)),
+            None => Ok(Box::new(data::open_log(self.data())?)),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! `waybill`: the one binary. Composition and command line; everything it does is done in the other crates.
 
+mod admin;
 mod apply;
 mod archive;
+mod audit;
 mod auditor;
 mod catalogue;
 mod check;

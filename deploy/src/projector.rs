@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use axum::Router;
 use waybill_events::archive::{Archive, Archived};
 use waybill_events::jetstream::JetstreamLog;
 use waybill_events::log::Log;
@@ -64,7 +65,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         chores.push(into_redis(projection, standings.redis.insert(Shared::default()).clone())?);
     }
     let readiness = move || standings.tell(Time::wall_clock());
-    let attended = runtime.block_on(service::attend("projector", args.listen, readiness));
+    let attended = runtime.block_on(service::attend("projector", args.listen, Router::new(), readiness));
     drop(chores);
     attended
 }

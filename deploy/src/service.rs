@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
+use axum::Router;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -59,6 +60,8 @@ pub(crate) struct Parts<L> {
     /// Where every catalogue that comes into force is kept.
     pub(crate) copy: Option<PathBuf>,
     pub(crate) shared: Shared,
+    /// Further pages at the same address.
+    pub(crate) more: Router,
     /// How long the last facts may take to reach the log; what has not stays in the spool.
     pub(crate) ship_time: Duration,
 }
@@ -84,10 +87,12 @@ pub(crate) fn load(file: &Path) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// Lets a process without callers run until it is asked to stop, and answers `/healthz` and `/readyz` where it `listen`s.
+/// Lets a process without callers run until it is asked to stop, and answers `/healthz`, `/readyz` and the pages of `more`
+/// where it `listen`s.
 pub(crate) async fn attend(
     name: &str,
     listen: Option<SocketAddr>,
+    more: Router,
     readiness: impl Fn() -> Readiness + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
     let asked = asked_to_stop()?;
@@ -102,7 +107,7 @@ pub(crate) async fn attend(
         asked.await;
         HEALTH_DRAIN
     };
-    server::serve_health(listener, Arc::new(readiness), stop).await;
+    server::serve_pages(listener, Arc::new(readiness), more, stop).await;
     Ok(())
 }
 
@@ -169,7 +174,7 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
         watch: parts.watch.as_ref().map(Watch::standing),
         redis: redis.clone(),
     };
-    let house = House { gateway: gateway.clone(), readiness: ready(vitals) };
+    let house = House { gateway: gateway.clone(), readiness: ready(vitals), more: parts.more };
     // Whoever reads the greeting may ask to stop at once.
     let asked = asked_to_stop()?;
     greet(greeting);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use waybill_auditor::catalogue as desk;
+use waybill_auditor::usage::SqliteUsage;
 use waybill_events::log::{Log, Seq};
 use waybill_events::shipper::{Progress, Shipper};
 use waybill_events::spool::{self, Orphans, Spool};
@@ -30,7 +31,7 @@ use crate::follow::Follower;
 use crate::service::{self, Parts, Shared};
 use crate::trail::Trail;
 use crate::watch::{Stamp, Watch};
-use crate::{DataDir, check, data, demo};
+use crate::{DataDir, admin, check, data, demo};
 
 /// The one gateway of an embedded instance, as a writer of its log.
 const WRITER: &str = "local";
@@ -83,6 +84,8 @@ async fn up(args: Args) -> anyhow::Result<()> {
     let secret = service::secret(&config, &data)?;
     let Embedded { ledger, shipper, follower } = open(&data, &config, &secret)?;
     let watch = args.config.map(|file| watch(file, stamp, &config, &data)).transpose()?;
+    let usage = SqliteUsage::new(data::open_log(&data)?);
+    let more = admin::pages(&config, Some(Box::new(usage)), || Ok(Box::new(data::open_log(&data)?)))?;
     let parts = Parts {
         listener,
         config: Arc::new(config),
@@ -93,6 +96,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
         watch,
         copy: None,
         shared: Shared::InProcess(InProcess::Alone),
+        more,
         ship_time: Duration::from_secs(SHIP_SECONDS),
     };
     let greeting = demo.as_ref().map(|demo| demo.greeting(listen, &data));

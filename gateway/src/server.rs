@@ -57,6 +57,8 @@ pub struct House {
     pub gateway: Arc<Gateway>,
     /// Tells how ready the house is.
     pub readiness: Ready,
+    /// Further pages, of another service in the same process.
+    pub more: Router,
 }
 
 /// Serves `listener` until `stop` is ready, then lets open requests end within the time that it gives.
@@ -66,9 +68,9 @@ pub async fn serve(listener: TcpListener, house: House, stop: impl Future<Output
     accept(listener, idle, move |request| lead(door.clone(), request), stop).await;
 }
 
-/// Serves `/healthz` and `/readyz` alone, for a process without a data plane, until `stop` is ready.
-pub async fn serve_health(listener: TcpListener, readiness: Ready, stop: impl Future<Output = Duration>) {
-    let pages: Router = health_pages(readiness);
+/// Serves `/healthz`, `/readyz` and the pages of `more`, for a process without a data plane, until `stop` is ready.
+pub async fn serve_pages(listener: TcpListener, readiness: Ready, more: Router, stop: impl Future<Output = Duration>) {
+    let pages: Router = health_pages(readiness).merge(more);
     let lead = move |request: Request<Incoming>| {
         let pages = pages.clone();
         async move {
@@ -183,7 +185,8 @@ fn pages(house: Arc<House>) -> Router {
         .merge(health_pages(house.readiness.clone()))
         .fallback(nothing_here)
         .method_not_allowed_fallback(no_such_method)
-        .with_state(house)
+        .with_state(house.clone())
+        .merge(house.more.clone())
 }
 
 fn health_pages<S: Clone + Send + Sync + 'static>(readiness: Ready) -> Router<S> {

@@ -342,7 +342,7 @@ mod tests {
         }
 
         fn everything(&self) -> Vec<String> {
-            let tables = ["usage_events", "usage_attempts", "quarantine", "checkpoints"];
+            let tables = ["usage_events", "usage_attempts", "sessions", "quarantine", "checkpoints"];
             tables.iter().flat_map(|table| self.rows(&format!("SELECT * FROM {table} ORDER BY 1, 2"))).collect()
         }
     }
@@ -407,6 +407,29 @@ mod tests {
         assert_eq!(store.rows("SELECT outcome, latency_ms, seq_last FROM usage_events"), ["abandoned - 1"]);
         let store = store.reopen().expect("the file opens a third time");
         assert_eq!((store.everything(), store.start.rebuilt), (expected, false));
+    }
+
+    /// S3.25: each send counts once, whichever frame says what of it.
+    #[test]
+    fn a_session_is_what_its_requests_and_sends_add_up_to() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let gw = &mut store.gateway;
+        let facts = [
+            gw.selects(200, "q", 1, "a"),
+            gw.starts(300),
+            gw.ends_send(310, "q", 2, Class::Success),
+            gw.selects(400, "p", 1, "a"),
+            gw.ends_send(450, "p", 1, Class::Success),
+            gw.ends(451, "p", Outcome::Success, Class::Success, 1),
+        ];
+        facts.iter().for_each(|fact| store.tell(std::slice::from_ref(fact)));
+        // r failed over; q was abandoned, and a send of it came home later; p was answered at once.
+        let sql =
+            "SELECT session_id, scope, last_request, session_source, requests, failed, models, deployments, sends,
+                       sends_unknown, sends_estimated, input, output, cached, cost_nano FROM sessions";
+        let expected = r#"s-1 acme p explicit 3 1 ["gpt"] ["a","a/gpt"] 5 2 0 300 60 - 21"#;
+        assert_eq!(store.rows(sql), [expected]);
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 mod batch;
 mod generation;
+mod sessions;
 mod store;
 mod table;
 mod text;

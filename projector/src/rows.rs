@@ -1,14 +1,19 @@
 //! The rows of the embedded store, as SQL.
 
+use std::collections::BTreeSet;
+
+use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Statement, params};
 use waybill_events::log::StoredFrame;
 use waybill_events::sqlite::integer;
 use waybill_projections::read::Unread;
+use waybill_projections::sessions::{Activity, Session, Sessions, Totals};
 use waybill_projections::usage::{Row, UsageAttempt, UsageEvent};
 use waybill_projections::word::Word;
 use waybill_schema::FOLD_VERSION;
 use waybill_schema::event::{Tokens, Usage};
 use waybill_schema::frame::FrameError;
+use waybill_schema::time::Time;
 
 /// The log position that the rows cover.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -57,26 +62,46 @@ impl Checkpoint {
 /// Removes every row of the usage projection, its checkpoint included.
 pub(crate) fn clear(connection: &Connection) -> Result<(), rusqlite::Error> {
     connection.execute_batch(
-        "DELETE FROM usage_events; DELETE FROM usage_attempts; DELETE FROM quarantine;
+        "DELETE FROM usage_events; DELETE FROM usage_attempts; DELETE FROM sessions; DELETE FROM quarantine;
          DELETE FROM checkpoints WHERE name = 'usage';",
     )
 }
 
-/// Writes `rows`; a row whose key stands already is left out, and counted in what is returned.
+/// Writes `rows` and the sessions that they change; a row whose key stands already is left out, and counted in what is
+/// returned.
 pub(crate) fn insert(connection: &Connection, rows: &[Row]) -> Result<usize, rusqlite::Error> {
     if rows.is_empty() {
         return Ok(0);
     }
     let mut events = connection.prepare_cached(INSERT_EVENT)?;
     let mut attempts = connection.prepare_cached(INSERT_ATTEMPT)?;
-    let mut n_left_out = rows.len();
+    let mut sessions = Sessions::new(|text| text.into());
+    let mut n_left_out = 0;
     for row in rows {
-        n_left_out -= match row {
+        let n_written = match row {
             Row::Event(row) => insert_event(&mut events, row)?,
             Row::Attempt(row) => insert_attempt(&mut attempts, row)?,
         };
+        if n_written == 0 {
+            n_left_out += 1;
+        } else {
+            sessions.take(row);
+        }
     }
+    merge_sessions(connection, sessions)?;
     Ok(n_left_out)
+}
+
+/// Merges what changes of sessions into what stands of them.
+fn merge_sessions(connection: &Connection, mut sessions: Sessions) -> Result<(), rusqlite::Error> {
+    let mut standing = connection.prepare_cached(SELECT_SESSION)?;
+    let mut stand = Vec::new();
+    for Session { session, scope, .. } in sessions.rows() {
+        stand.extend(standing.query_row([session, scope], standing_session).optional()?);
+    }
+    stand.into_iter().for_each(|session| sessions.merge(session));
+    let mut put = connection.prepare_cached(PUT_SESSION)?;
+    sessions.rows().try_for_each(|session| put_session(&mut put, session))
 }
 
 /// Keeps a line that cannot be decoded.
@@ -96,6 +121,82 @@ pub(crate) fn quarantine_frame(
 fn keep(connection: &Connection, seq: u64, line: u32, why: &str, bytes: &[u8]) -> Result<(), rusqlite::Error> {
     let sql = "INSERT INTO quarantine (seq, line, why, bytes) VALUES (?1, ?2, ?3, ?4)";
     connection.prepare_cached(sql)?.execute(params![integer(seq), line, why, bytes])?;
+    Ok(())
+}
+
+const SELECT_SESSION: &str =
+    "SELECT session_id, scope, started, ended, last_request, session_source, requests, failed, models,
+                   deployments, sends, sends_unknown, sends_estimated, input, output, cached, cache_write, reasoning,
+                   cost_nano
+               FROM sessions WHERE session_id = ?1 AND scope = ?2";
+
+const PUT_SESSION: &str =
+    "INSERT OR REPLACE INTO sessions (session_id, scope, started, ended, last_request, session_source, requests,
+                   failed, models, deployments, sends, sends_unknown, sends_estimated, input, output, cached,
+                   cache_write, reasoning, cost_nano)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
+
+fn standing_session(row: &rusqlite::Row<'_>) -> Result<Session, rusqlite::Error> {
+    let number = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
+    let known = |column| row.get::<_, Option<i64>>(column).map(|n| n.map(i64::unsigned_abs));
+    let activity =
+        Activity { started: Time(row.get(2)?), ended: Time(row.get(3)?), request: row.get(4)?, source: row.get(5)? };
+    let totals = Totals {
+        sends: number(10)?,
+        sends_unknown: number(11)?,
+        sends_estimated: number(12)?,
+        input: known(13)?,
+        output: known(14)?,
+        cached: known(15)?,
+        cache_write: known(16)?,
+        reasoning: known(17)?,
+        cost_nano: known(18)?,
+    };
+    Ok(Session {
+        session: row.get(0)?,
+        scope: row.get(1)?,
+        activity: Some(activity),
+        requests: number(6)?,
+        failed: number(7)?,
+        models: names(row, 8)?,
+        deployments: names(row, 9)?,
+        totals,
+    })
+}
+
+fn names(row: &rusqlite::Row<'_>, column: usize) -> Result<BTreeSet<String>, rusqlite::Error> {
+    let text: String = row.get(column)?;
+    let odd = |error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error));
+    serde_json::from_str(&text).map_err(odd)
+}
+
+/// A change without any activity finds a session that has some: the row of its request came before.
+fn put_session(statement: &mut Statement<'_>, session: &Session) -> Result<(), rusqlite::Error> {
+    let Some(activity) = &session.activity else { return Ok(()) };
+    let list = |names| serde_json::to_string(names).expect("names are plain text");
+    let Totals { sends, sends_unknown, sends_estimated, .. } = session.totals;
+    let Totals { input, output, cached, cache_write, reasoning, cost_nano, .. } = session.totals;
+    statement.execute(params![
+        session.session,
+        session.scope,
+        activity.started.0,
+        activity.ended.0,
+        activity.request,
+        activity.source,
+        integer(session.requests),
+        integer(session.failed),
+        list(&session.models),
+        list(&session.deployments),
+        integer(sends),
+        integer(sends_unknown),
+        integer(sends_estimated),
+        input.map(integer),
+        output.map(integer),
+        cached.map(integer),
+        cache_write.map(integer),
+        reasoning.map(integer),
+        cost_nano.map(integer),
+    ])?;
     Ok(())
 }
 

@@ -1,16 +1,20 @@
 //! Store layouts: migrations in order, as refinery names them, (name, SQL).
 
 /// The migrations of the embedded store's file.
-pub const SQLITE_MIGRATIONS: &[(&str, &str)] =
-    &[("V1__log_and_usage", include_str!("../migrations/V1__log_and_usage.sql"))];
+pub const SQLITE_MIGRATIONS: &[(&str, &str)] = &[
+    ("V1__log_and_usage", include_str!("../migrations/V1__log_and_usage.sql")),
+    ("V2__sessions", include_str!("../migrations/V2__sessions.sql")),
+];
 
 /// The migrations of the Postgres schema [`POSTGRES_SCHEMA`].
 pub const POSTGRES_MIGRATIONS: &[(&str, &str)] =
     &[("V1__generations", include_str!("../migrations/postgres/V1__generations.sql"))];
 
 /// The migrations of a generation, each run in that generation's own Postgres schema.
-pub const GENERATION_MIGRATIONS: &[(&str, &str)] =
-    &[("V1__usage_and_changes", include_str!("../migrations/generation/V1__usage_and_changes.sql"))];
+pub const GENERATION_MIGRATIONS: &[(&str, &str)] = &[
+    ("V1__usage_and_changes", include_str!("../migrations/generation/V1__usage_and_changes.sql")),
+    ("V2__sessions", include_str!("../migrations/generation/V2__sessions.sql")),
+];
 
 /// The Postgres schema that people and programs read: the list of generations, and views of the live one.
 pub const POSTGRES_SCHEMA: &str = "waybill";
@@ -19,6 +23,7 @@ pub const POSTGRES_SCHEMA: &str = "waybill";
 pub const GENERATION_TABLES: &[&str] = &[
     "usage_events",
     "usage_attempts",
+    "sessions",
     "response_owners",
     "health_changes",
     "catalogue_changes",

@@ -14,6 +14,7 @@ mod way;
 mod wiretap;
 mod world;
 
+mod admin;
 mod archive;
 mod basics;
 mod bytes;

@@ -21,8 +21,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The secret of the one key of every world.
 pub(crate) const KEY: &str = "sk-world";
 
+/// The operator's token, where a world's settings name it.
+pub(crate) const ADMIN_TOKEN: &str = "sk-admin";
+
 /// The environment of the binary.
-pub(crate) const SECRETS: [(&str, &str); 5] = [
+pub(crate) const SECRETS: [(&str, &str); 6] = [
+    ("ADMIN_TOKEN", ADMIN_TOKEN),
     ("TESTER_KEY", KEY),
     ("OTHER_KEY", "sk-other"),
     ("BOTH_KEY", "sk-both"),

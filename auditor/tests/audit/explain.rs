@@ -1,6 +1,7 @@
 //! Why a request went there.
 
-use waybill_auditor::explain::{Committed, End, ExplainError, NotCommitted, explain};
+use waybill_auditor::explain::{Committed, End, ExplainError, Explanation, NotCommitted, explain};
+use waybill_auditor::usage::SqliteUsage;
 use waybill_projections::story::{attempt, context, selection};
 use waybill_schema::event::{
     Affinity, AffinityRead, Candidate, Choice, Class, Effect, Event, Exclusion, ExclusionCount, Fact, Outcome,
@@ -13,6 +14,10 @@ use crate::House;
 
 /// 2026-12-23T05:46:40.000Z, by `date -u -d @1798004800`.
 const START: i64 = 1_798_004_800_000;
+
+fn explained(house: &House, request: &str) -> Result<Explanation, ExplainError> {
+    explain(&mut house.audit(), &mut SqliteUsage::new(house.audit()), &request.into())
+}
 
 fn candidate(channel: &str, priority: i32) -> Candidate {
     Candidate {
@@ -89,7 +94,7 @@ fn an_explanation_tells_why_it_went_to_codex2api_and_not_asxs() {
     let facts = moved(&mut house);
     facts.iter().for_each(|fact| house.tell(std::slice::from_ref(fact)));
     let house = house.settle();
-    let explanation = explain(house.audit().connection(), &"r-1".into()).expect("the request is known");
+    let explanation = explained(&house, "r-1").expect("the request is known");
     let expected = "\
 request r-1
   scope acme, key acme, group main, model gpt, responses, streamed
@@ -132,7 +137,7 @@ fn a_request_in_a_frame_that_rests_compressed_is_explained_as_any_other() {
     });
     let (mut house, facts) = small;
     house.tell(&facts);
-    let expected = explain(house.audit().connection(), &"r-1".into()).expect("the request is known").to_string();
+    let expected = explained(&house, "r-1").expect("the request is known").to_string();
     large.1.extend((0..200).map(|n| large.0.gateway.selects(START, &format!("q-{n}"), 1, "asxs/gpt")));
     large.0.tell(&large.1);
     let packed: i64 = large
@@ -142,7 +147,7 @@ fn a_request_in_a_frame_that_rests_compressed_is_explained_as_any_other() {
         .query_row("SELECT hex(substr(body, 1, 4)) = '28B52FFD' FROM frames WHERE seq = 1", [], |row| row.get(0))
         .expect("the frame is there");
     assert_eq!(packed, 1, "the frame is large enough to be compressed");
-    let explained = explain(large.0.audit().connection(), &"r-1".into()).expect("the request is known");
+    let explained = explained(&large.0, "r-1").expect("the request is known");
     assert_eq!(explained.to_string(), expected);
 }
 
@@ -151,7 +156,7 @@ fn a_request_under_way_is_explained_from_what_is_there() {
     let mut house = House::new();
     let facts = moved(&mut house);
     house.tell(&facts[..2]);
-    let explanation = explain(house.audit().connection(), &"r-1".into()).expect("the request is known");
+    let explanation = explained(&house, "r-1").expect("the request is known");
     assert_eq!((explanation.end, explanation.sends.len()), (End::UnderWay, 1));
     assert_eq!(explanation.preference, Committed::Not(NotCommitted::UnderWay));
 }
@@ -165,7 +170,7 @@ fn an_abandoned_request_says_so() {
     house.gateway.last = 4;
     let started = house.gateway.starts(START + 5000);
     house.tell(&[started]);
-    let explanation = explain(house.audit().connection(), &"r-1".into()).expect("the request is known");
+    let explanation = explained(&house, "r-1").expect("the request is known");
     assert_eq!((&explanation.end, explanation.end.outcome()), (&End::Abandoned, Some(Outcome::Abandoned)));
     assert_eq!(explanation.preference, Committed::Not(NotCommitted::NoSuccess));
 }
@@ -177,7 +182,7 @@ fn a_choice_that_cannot_be_made_again_is_flagged() {
     let forged = chosen(1, "codex2api", Reason::Draw, Affinity::Absent, both);
     let facts = [house.gateway.starts(START - 1000), house.gateway.says(START, Event::Selection(Box::new(forged)))];
     house.tell(&facts);
-    let explanation = explain(house.audit().connection(), &"r-1".into()).expect("the request is known");
+    let explanation = explained(&house, "r-1").expect("the request is known");
     assert!(explanation.to_string().contains("re-decided: MISMATCH, main/gpt/asxs"), "{explanation}");
 }
 
@@ -190,7 +195,7 @@ fn a_refused_request_was_sent_nowhere() {
     (request.context, refused.revision.number, house.gateway.last) = (Some(context()), 2, 0);
     let facts = [house.gateway.starts(START - 1000), Fact { revision: revision(2), ..refused }];
     house.tell(&facts);
-    let text = explain(house.audit().connection(), &"r-1".into()).expect("the request is known").to_string();
+    let text = explained(&house, "r-1").expect("the request is known").to_string();
     assert!(text.contains("nothing was sent upstream\n"), "{text}");
     assert!(text.contains("outcome refused, status 503, code no_route_available, 0 send(s)"), "{text}");
 }
@@ -202,7 +207,7 @@ fn revision(number: u64) -> Revision {
 #[test]
 fn an_unknown_request_is_an_error_that_says_so() {
     let house = House::new();
-    let error = explain(house.audit().connection(), &"nobody".into()).expect_err("nobody asked");
+    let error = explained(&house, "nobody").expect_err("nobody asked");
     assert!(matches!(error, ExplainError::Unknown(_)));
     assert!(error.to_string().starts_with("request `nobody` is not in the log"), "{error}");
 }

@@ -1,5 +1,6 @@
 //! The audit queries against a log that a real projector has folded.
 
+mod admin;
 mod desk;
 mod explain;
 mod health;

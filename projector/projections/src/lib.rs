@@ -7,6 +7,7 @@ pub mod read;
 pub mod gate;
 pub mod chain;
 pub mod usage;
+pub mod sessions;
 pub mod changes;
 pub mod fold;
 pub mod word;

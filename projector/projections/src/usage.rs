@@ -4,7 +4,7 @@
 //! begins a new epoch, or is declared vanished, what it still had under way becomes `abandoned`: nothing else can. Its end
 //! may come to the log after that, recorded again in a later epoch (ADR 24): the row stands by then and is not doubled.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use waybill_schema::event::{
@@ -13,7 +13,9 @@ use waybill_schema::event::{
 use waybill_schema::id::{DeploymentId, MemberId, ModelName, RequestId, Revision, WriterId};
 use waybill_schema::time::Time;
 
-/// Of so many sends of a writer, the latest, it is remembered that they were abandoned.
+use crate::sessions::Totals;
+
+/// Of so many requests of a writer, the latest, it is remembered that they were abandoned.
 pub const ABANDONED_MAX: usize = 4096;
 
 /// A row for the usage tables.
@@ -58,6 +60,17 @@ pub struct UsageEvent {
     pub seq_first: u64,
     /// The log position of its last fact.
     pub seq_last: u64,
+    /// What its sends used: those whose rows came before this one.
+    pub used: Used,
+}
+
+/// What the sends of a request used.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Used {
+    /// Tokens and money.
+    pub totals: Totals,
+    /// Where they went, send by send.
+    pub deployments: Vec<DeploymentId>,
 }
 
 /// One send.
@@ -93,6 +106,8 @@ pub struct UsageAttempt {
     pub cost_nano: Option<u64>,
     /// The model that the upstream says it served.
     pub served_model: Option<String>,
+    /// Where the row of its request was written before this one, as for an abandoned request: who had asked for what.
+    pub late_for: Option<Arc<Context>>,
 }
 
 /// The fold from facts to rows.
@@ -252,8 +267,16 @@ struct Writer {
     /// Whether its epoch was declared vanished: what it says of requests that were abandoned then comes too late.
     vanished: bool,
     open: BTreeMap<RequestId, Open>,
-    /// Sends whose rows say that they were abandoned; the ids of requests sort as time does.
-    abandoned: BTreeSet<(RequestId, u16)>,
+    /// Requests whose rows say that they were abandoned; their ids sort as time does.
+    abandoned: BTreeMap<RequestId, Abandoned>,
+}
+
+/// What is remembered of an abandoned request.
+#[derive(Clone, Debug, PartialEq, Default)]
+struct Abandoned {
+    context: Option<Arc<Context>>,
+    /// Its sends whose rows say the same.
+    sends: Vec<u16>,
 }
 
 /// A request under way.
@@ -266,6 +289,9 @@ struct Open {
     n_sends: u16,
     deployment: DeploymentId,
     sends: Vec<Send>,
+    used: Used,
+    /// Set where this is the rest of a request whose row stands.
+    late_for: Option<Arc<Context>>,
     first: Seen,
     last: Seen,
 }
@@ -287,7 +313,11 @@ impl Writer {
             if self.vanished && selection.context.is_none() {
                 return false;
             }
-            self.open.insert(selection.request.clone(), Open::new(selection, seen));
+            let mut open = Open::new(selection, seen);
+            if open.context.is_none() {
+                open.late_for = self.late_for(&selection.request);
+            }
+            self.open.insert(selection.request.clone(), open);
         }
         let open = self.open.get_mut(&selection.request).expect("the request was put in where it was missing");
         open.send(selection, seen);
@@ -309,11 +339,20 @@ impl Writer {
             let index = open.sends.iter().position(|send| send.attempt == attempt.attempt)?;
             Some(open.sends.remove(index))
         });
-        if send.is_none() && self.abandoned.contains(&(attempt.request.clone(), attempt.attempt)) {
+        let was_abandoned = |gone: &Abandoned| gone.sends.contains(&attempt.attempt);
+        if send.is_none() && self.abandoned.get(&attempt.request).is_some_and(was_abandoned) {
             return false;
         }
-        rows.push(Row::Attempt(Box::new(ended(attempt, send, seen.at))));
+        let row = ended(attempt, send, seen.at);
+        rows.push(match self.open.get_mut(&attempt.request) {
+            Some(open) => open.count(row),
+            None => Row::Attempt(Box::new(UsageAttempt { late_for: self.late_for(&attempt.request), ..row })),
+        });
         known
+    }
+
+    fn late_for(&self, request: &RequestId) -> Option<Arc<Context>> {
+        self.abandoned.get(request)?.context.clone()
     }
 
     fn end_request(&mut self, request: &Request, seen: Seen, rows: &mut Vec<Row>) -> bool {
@@ -325,7 +364,7 @@ impl Writer {
         };
         open.abandon_sends(&request.request, rows);
         let context = open.context.take().or_else(|| request.context.clone().map(Arc::new));
-        let row = context.map(|context| closed(request, context, Some(&open), seen));
+        let row = context.map(|context| closed(request, context, Some(open), seen));
         let known = row.is_some();
         rows.extend(row);
         known
@@ -333,10 +372,13 @@ impl Writer {
 
     fn abandon(&mut self, rows: &mut Vec<Row>) {
         for (request, mut open) in std::mem::take(&mut self.open) {
-            self.abandoned.extend(open.sends.iter().map(|send| (request.clone(), send.attempt)));
+            let gone = self.abandoned.entry(request.clone()).or_default();
+            gone.sends.extend(open.sends.iter().map(|send| send.attempt));
             open.abandon_sends(&request, rows);
-            let context = open.context.take();
-            rows.extend(context.map(|context| open.abandoned(request, context)));
+            if let Some(context) = open.context.take() {
+                gone.context = Some(context.clone());
+                rows.push(open.abandoned(request, context));
+            }
         }
         while self.abandoned.len() > ABANDONED_MAX {
             self.abandoned.pop_first();
@@ -354,6 +396,8 @@ impl Open {
             n_sends: 0,
             deployment: selection.deployment.clone(),
             sends: Vec::new(),
+            used: Used::default(),
+            late_for: None,
             first: seen,
             last: seen,
         }
@@ -375,7 +419,19 @@ impl Open {
     }
 
     fn abandon_sends(&mut self, request: &RequestId, rows: &mut Vec<Row>) {
-        rows.extend(self.sends.drain(..).map(|send| Row::Attempt(Box::new(send.abandoned(request.clone())))));
+        for send in std::mem::take(&mut self.sends) {
+            rows.push(self.count(send.abandoned(request.clone())));
+        }
+    }
+
+    /// A row of the request, once: with the request's own row, or by itself where that one stands already.
+    fn count(&mut self, row: UsageAttempt) -> Row {
+        let late_for = self.late_for.clone();
+        if late_for.is_none() {
+            self.used.totals.add(&Totals::of(&row));
+            self.used.deployments.push(row.deployment.clone());
+        }
+        Row::Attempt(Box::new(UsageAttempt { late_for, ..row }))
     }
 
     fn abandoned(self, request: RequestId, context: Arc<Context>) -> Row {
@@ -395,6 +451,7 @@ impl Open {
             latency_ms: None,
             seq_first: self.first.seq,
             seq_last: self.last.seq,
+            used: self.used,
         }))
     }
 }
@@ -417,6 +474,7 @@ impl Send {
             usage: Usage::default(),
             cost_nano: None,
             served_model: None,
+            late_for: None,
         }
     }
 }
@@ -443,26 +501,29 @@ fn ended(attempt: &Attempt, send: Option<Send>, at: Time) -> UsageAttempt {
         usage: attempt.usage,
         cost_nano: attempt.cost_nano,
         served_model: attempt.served_model.clone(),
+        late_for: None,
     }
 }
 
-fn closed(request: &Request, context: Arc<Context>, open: Option<&Open>, seen: Seen) -> Row {
+fn closed(request: &Request, context: Arc<Context>, open: Option<Open>, seen: Seen) -> Row {
+    let seq_first = open.as_ref().map_or(seen.seq, |open| open.first.seq);
     Row::Event(Box::new(UsageEvent {
         request: request.request.clone(),
         started: before(seen.at, request.latency_ms),
         ended: seen.at,
         context,
-        sticky_hit: open.is_some_and(|open| open.sticky_hit),
+        sticky_hit: open.as_ref().is_some_and(|open| open.sticky_hit),
         fallback: request.fallback,
         outcome: request.outcome,
         error_class: request.class.filter(|class| *class != Class::Success),
         code: request.code.clone(),
         status: request.status,
         attempts: request.attempts,
-        deployment: open.map(|open| open.deployment.clone()),
+        deployment: open.as_ref().map(|open| open.deployment.clone()),
         latency_ms: Some(request.latency_ms),
-        seq_first: open.map_or(seen.seq, |open| open.first.seq),
+        seq_first,
         seq_last: seen.seq,
+        used: open.map(|open| open.used).unwrap_or_default(),
     }))
 }
 

@@ -28,6 +28,7 @@ use waybill_schema::time::Time;
 
 use super::batch::{Batch, Place};
 use super::generation::{Known, NewerFold, Plan, Wanted, plan};
+use super::sessions::{Written, merge_sessions};
 use super::table::{Filled, Table, fill};
 
 /// How long a connection may take to be made.
@@ -230,12 +231,14 @@ impl Store {
             return Err(StoreError::Overtaken);
         }
         let (filled, owners) = fill(batch);
+        let mut written = Written::default();
         for filled in filled.iter().filter(|filled| !filled.rows.is_empty()) {
             match how {
                 How::Copy => copy(&transaction, &format!("{schema}.{}", filled.table), filled).await?,
-                How::Merge => merge(&transaction, schema, filled).await?,
+                How::Merge => written.note(filled, merge(&transaction, schema, filled).await?),
             }
         }
+        merge_sessions(&transaction, schema, batch, written).await?;
         if !owners.rows.is_empty() {
             merge(&transaction, schema, &owners).await?;
             transaction.execute(&make_final(schema), &[]).await?;
@@ -313,7 +316,7 @@ async fn move_checkpoint(
     Ok(transaction.execute(&sql, &values).await? == 1)
 }
 
-async fn copy(transaction: &Transaction<'_>, target: &str, filled: &Filled<'_>) -> Result<(), StoreError> {
+pub(super) async fn copy(transaction: &Transaction<'_>, target: &str, filled: &Filled<'_>) -> Result<(), StoreError> {
     let sink = transaction.copy_in(&format!("COPY {target} ({}) FROM STDIN BINARY", columns(filled.table))).await?;
     let types: Vec<Type> = filled.table.columns.iter().map(|(_, kind)| kind.clone()).collect();
     let mut writer = pin!(BinaryCopyInWriter::new(sink, &types));
@@ -324,16 +327,23 @@ async fn copy(transaction: &Transaction<'_>, target: &str, filled: &Filled<'_>) 
     Ok(())
 }
 
-async fn merge(transaction: &Transaction<'_>, schema: &str, filled: &Filled<'_>) -> Result<(), StoreError> {
+/// Gives the first two columns of the rows that were written.
+async fn merge(
+    transaction: &Transaction<'_>,
+    schema: &str,
+    filled: &Filled<'_>,
+) -> Result<Vec<tokio_postgres::Row>, StoreError> {
     let (table, columns) = (filled.table, columns(filled.table));
     let temporary = format!("fresh_{table}");
     let make = format!("CREATE TEMPORARY TABLE {temporary} (LIKE {schema}.{table}) ON COMMIT DROP");
     transaction.batch_execute(&make).await?;
     copy(transaction, &temporary, filled).await?;
-    let insert =
-        format!("INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM {temporary} ON CONFLICT DO NOTHING");
-    transaction.execute(&insert, &[]).await?;
-    Ok(())
+    let [first, second] = [0, 1].map(|column: usize| filled.table.columns[column].0);
+    let insert = format!(
+        "INSERT INTO {schema}.{table} ({columns}) SELECT {columns} FROM {temporary} ON CONFLICT DO NOTHING
+         RETURNING {first}, {second}"
+    );
+    Ok(transaction.query(&insert, &[]).await?)
 }
 
 /// An owner becomes final where a later fact of the same deployment says so.
@@ -346,7 +356,7 @@ fn make_final(schema: &str) -> String {
     )
 }
 
-fn columns(table: &Table) -> String {
+pub(super) fn columns(table: &Table) -> String {
     let names: Vec<&str> = table.columns.iter().map(|(name, _)| *name).collect();
     names.join(", ")
 }

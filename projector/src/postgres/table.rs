@@ -1,6 +1,7 @@
 //! The tables of a generation as COPY fills them: their columns, and a row of ours as cells.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,6 +10,7 @@ use bytes::BytesMut;
 use serde::Serialize;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use waybill_projections::changes::{CatalogueChange, Change, HealthChange, ModelChange, Owner};
+use waybill_projections::sessions::{Activity, LATEST, Session, Totals};
 use waybill_projections::usage::{Row, UsageAttempt, UsageEvent};
 use waybill_projections::word::Word;
 use waybill_schema::event::Stored;
@@ -18,9 +20,6 @@ use waybill_schema::time::Time;
 use super::batch::{Batch, Quarantined};
 use super::text::storable;
 use crate::rows::estimated;
-
-/// The last moment of the year 9999: nothing is later, and Postgres and people can read it.
-const LATEST_MS: i64 = 253_402_300_799_999;
 
 /// A table and the columns that are filled, in order.
 pub(super) struct Table {
@@ -43,13 +42,14 @@ pub(super) enum Cell<'a> {
     Flag(bool),
     Moment(Time),
     Bytes(&'a [u8]),
+    Names(&'a BTreeSet<String>),
 }
 
 macro_rules! columns {
     ($($name:ident $kind:ident),* $(,)?) => { &[$((stringify!($name), Type::$kind)),*] };
 }
 
-static USAGE_EVENTS: Table = Table {
+pub(super) static USAGE_EVENTS: Table = Table {
     name: "usage_events",
     columns: columns![
         request_id TEXT, started TIMESTAMPTZ, ended TIMESTAMPTZ, scope TEXT, key_id TEXT, group_id TEXT, model TEXT,
@@ -59,12 +59,21 @@ static USAGE_EVENTS: Table = Table {
     ],
 };
 
-static USAGE_ATTEMPTS: Table = Table {
+pub(super) static USAGE_ATTEMPTS: Table = Table {
     name: "usage_attempts",
     columns: columns![
         request_id TEXT, attempt INT4, started TIMESTAMPTZ, ended TIMESTAMPTZ, member TEXT, deployment TEXT,
         upstream_model TEXT, reason TEXT, class TEXT, status INT4, latency_ms INT8, first_token_ms INT8, input INT8,
         output INT8, cached INT8, cache_write INT8, reasoning INT8, estimated INT4, cost_nano INT8, served_model TEXT,
+    ],
+};
+
+pub(super) static SESSIONS: Table = Table {
+    name: "sessions",
+    columns: columns![
+        session_id TEXT, scope TEXT, started TIMESTAMPTZ, ended TIMESTAMPTZ, last_request TEXT, session_source TEXT,
+        requests INT8, failed INT8, models TEXT_ARRAY, deployments TEXT_ARRAY, sends INT8, sends_unknown INT8,
+        sends_estimated INT8, input INT8, output INT8, cached INT8, cache_write INT8, reasoning INT8, cost_nano INT8,
     ],
 };
 
@@ -187,6 +196,33 @@ fn attempt(row: &UsageAttempt) -> Vec<Cell<'_>> {
     ]
 }
 
+/// A session that was active at some time; its texts are storable by then.
+pub(super) fn session(session: &Session) -> Option<Vec<Cell<'_>>> {
+    let Activity { started, ended, request, source } = session.activity.as_ref()?;
+    let totals: &Totals = &session.totals;
+    Some(vec![
+        text(&session.session),
+        text(&session.scope),
+        Cell::Moment(*started),
+        Cell::Moment(*ended),
+        text(request),
+        text(source),
+        number(session.requests),
+        number(session.failed),
+        Cell::Names(&session.models),
+        Cell::Names(&session.deployments),
+        number(totals.sends),
+        number(totals.sends_unknown),
+        number(totals.sends_estimated),
+        maybe(totals.input, number),
+        maybe(totals.output, number),
+        maybe(totals.cached, number),
+        maybe(totals.cache_write, number),
+        maybe(totals.reasoning, number),
+        maybe(totals.cost_nano, number),
+    ])
+}
+
 fn health_change(change: &HealthChange) -> Vec<Cell<'_>> {
     let mut cells = key(&change.revision);
     cells.extend([
@@ -296,6 +332,7 @@ impl ToSql for Cell<'_> {
             Self::Flag(flag) => flag.to_sql(kind, out),
             Self::Moment(time) => moment(*time).to_sql(kind, out),
             Self::Bytes(bytes) => bytes.to_sql(kind, out),
+            Self::Names(names) => names.iter().collect::<Vec<_>>().to_sql(kind, out),
         }
     }
 
@@ -308,8 +345,7 @@ impl ToSql for Cell<'_> {
 }
 
 fn moment(time: Time) -> SystemTime {
-    let ms = time.0.clamp(0, LATEST_MS);
-    UNIX_EPOCH + Duration::from_millis(ms.unsigned_abs())
+    UNIX_EPOCH + Duration::from_millis(time.clamp(Time(0), LATEST).0.unsigned_abs())
 }
 
 impl fmt::Display for Table {

@@ -11,7 +11,7 @@ use crate::world::{World, catch_up, requests, same, turn_until};
 const N_REQUESTS: usize = 300;
 
 /// Tables that a batch writes to, first to last.
-const STATIONS: [&str; 4] = ["checkpoints", "usage_events", "usage_attempts", "quarantine"];
+const STATIONS: [&str; 5] = ["checkpoints", "usage_events", "usage_attempts", "quarantine", "sessions"];
 
 /// A query for the projector's session while it waits for a table that somebody else has locked.
 const HELD: &str = "SELECT pid FROM pg_stat_activity WHERE application_name = 'waybill projector'

@@ -168,7 +168,7 @@ fn rows_of_a_newer_fold_are_not_touched() {
     world.append(&Teller::new("more"), &frames);
     let mut projector = world.projector();
     turn_until(&mut projector, |standing| standing.phase == Phase::Stopped);
-    let expected = "generation 1 was made by fold version 7, this program has 1: upgrade this one";
+    let expected = "generation 1 was made by fold version 7, this program has 2: upgrade this one";
     assert_eq!(projector.standing().trouble.as_deref(), Some(expected));
     same(&database.everything(), &before);
 }

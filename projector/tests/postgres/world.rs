@@ -200,6 +200,7 @@ impl Database {
         let tables = [
             "usage_events",
             "usage_attempts",
+            "sessions",
             "response_owners",
             "health_changes",
             "catalogue_changes",

@@ -3,6 +3,7 @@
 //! Each part prints what it measured; the gates follow at the end, one line each, and a gate that fails makes the
 //! exit code 1. The programs that the overhead part needs beside Waybill are further subcommands of this binary.
 
+mod audit;
 mod batch;
 mod cache;
 mod draws;
@@ -52,6 +53,8 @@ enum Command {
     Facts(Where),
     /// How long a batch of catalogue changes takes to three gateways
     Batch(Where),
+    /// Pages of sessions and rounds over a million requests, on both stores, and by which plans
+    Audit(Where),
     /// A short replay through a real gateway over simulated providers
     Live(Where),
     /// A bare pass-through to UPSTREAM
@@ -92,6 +95,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Overhead(place) => guarded(overhead::run(&place.waybill))?,
         Command::Facts(place) => guarded(facts::run(&place.waybill))?,
         Command::Batch(place) => guarded(batch::run(&place.waybill))?,
+        Command::Audit(_) => audit::run()?,
         Command::All(place) => all(&place)?,
     };
     println!();
@@ -109,6 +113,8 @@ fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
     gates.extend(guarded(facts::run(&place.waybill))?);
     println!();
     gates.extend(guarded(batch::run(&place.waybill))?);
+    println!();
+    gates.extend(audit::run()?);
     Ok(gates)
 }
 
