@@ -63,9 +63,10 @@ impl PostgresUsage {
 
 impl UsageStore for PostgresUsage {
     fn rows(&mut self, sql: &str, values: &[Value]) -> Result<Vec<Cells>, StoreError> {
-        let values: Vec<&(dyn ToSql + Sync)> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+        let values: Vec<_> = values.iter().map(|value| (value as &(dyn ToSql + Sync), kind(value))).collect();
         let session = self.session()?;
-        let rows = within(&self.runtime, ANSWER_TIMEOUT, session.client.query(sql, &values))?;
+        // With the kinds known, question and answer are one round trip.
+        let rows = within(&self.runtime, ANSWER_TIMEOUT, session.client.query_typed(sql, &values))?;
         // It answered, be it with an error.
         self.session = Some(session);
         let rows = rows.map_err(error)?;
@@ -136,6 +137,15 @@ fn error(error: tokio_postgres::Error) -> StoreError {
     StoreError::Failed(cause)
 }
 
+fn kind(value: &Value) -> Type {
+    match value {
+        Value::Null | Value::Text(_) => Type::TEXT,
+        Value::Number(_) => Type::INT8,
+        Value::Time(_) => Type::TIMESTAMPTZ,
+        Value::Names(_) => Type::TEXT_ARRAY,
+    }
+}
+
 fn cells(row: &Row) -> Result<Cells, tokio_postgres::Error> {
     let values: Result<Vec<Value>, _> = (0..row.len()).map(|column| value(row, column)).collect();
     values.map(Cells::new)
@@ -171,7 +181,6 @@ impl ToSql for Value {
             Self::Null => Ok(IsNull::Yes),
             // No row holds a U+0000: a text with one is found nowhere.
             Self::Text(text) => text.replace('\0', "\u{fffd}").to_sql(kind, out),
-            Self::Number(n) if *kind == Type::INT4 => i32::try_from(*n).unwrap_or(i32::MAX).to_sql(kind, out),
             Self::Number(n) => n.to_sql(kind, out),
             Self::Time(time) => {
                 let ms = (*time).clamp(Time(0), LATEST).0.unsigned_abs();
@@ -181,7 +190,7 @@ impl ToSql for Value {
         }
     }
 
-    /// A question compares columns with values of their own kind.
+    /// Every value goes as its own [`kind`].
     fn accepts(_: &Type) -> bool {
         true
     }

@@ -119,7 +119,7 @@ fn fills(moment: impl Fn(&str) -> String, list: impl Fn(&str) -> String) -> [Str
     let (scope, long) = LONG;
     // The rest is spread so that each of the other sessions has about nine requests, all over the two years.
     let requests = format!(
-        "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {REQUESTS}),
+        "WITH RECURSIVE numbers(n) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT n + 1 FROM numbers WHERE n < {REQUESTS}),
          requests AS (
             SELECT n, 'r' || (10000000 + n) AS request_id,
                 CASE WHEN n % 10 = 0 THEN '{long}' ELSE 's-' || (n % {0}) END AS session_id,
