@@ -270,11 +270,13 @@ fn measure(
             "  {name:<9} {what:<27} first page {first_ms:>6.2} ms, page {n:>4} {deep_ms:>6.2} ms, longest {longest:>6.2} ms"
         );
         slowest = [slowest[0].max(first_ms), slowest[1].max(deep_ms)];
-        plans.push((what, plan(&mut store, explain, question, deep.as_deref())?));
+        for (page, at) in [("the first page", None), ("a deep page", deep.as_deref())] {
+            plans.push((format!("{page} of {what}"), plan(&mut store, explain, question, at)?));
+        }
     }
     let mut n_bad = 0;
     for (what, lines) in &plans {
-        println!("  {name}, a deep page of {what}:");
+        println!("  {name}, {what}:");
         lines.iter().take(PLAN_LINES_MAX).for_each(|line| println!("    {line}"));
         n_bad += lines.iter().filter(|line| (explain.is_bad)(line)).count();
     }
