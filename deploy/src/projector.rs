@@ -59,15 +59,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         let standing = standings.postgres.insert(Shared::default());
         chores.push(into_postgres(PostgresProjector::new(log()?, &usage.postgres, begin)?, standing.clone())?);
     }
-    if let Some(StateSettings { redis, prefix, .. }) = &config.state {
-        let to = redis::Settings { url: redis.clone(), prefix: prefix.clone(), records_max: RECORDS_MAX };
-        let projection = Projection::new(log()?, &to).context("state.redis is no server to project into")?;
+    if let Some(state) = &config.state {
+        let projection =
+            Projection::new(log()?, &shared_state(state)).context("state.redis is no server to project into")?;
         chores.push(into_redis(projection, standings.redis.insert(Shared::default()).clone())?);
     }
     let readiness = move || standings.tell(Time::wall_clock());
     let attended = runtime.block_on(service::attend("projector", args.listen, Router::new(), readiness));
     drop(chores);
     attended
+}
+
+/// Where the shared state of a configuration is.
+pub(crate) fn shared_state(state: &StateSettings) -> redis::Settings {
+    redis::Settings { url: state.redis.clone(), prefix: state.prefix.clone(), records_max: RECORDS_MAX }
 }
 
 fn into_postgres(mut projector: PostgresProjector, standing: Shared<postgres::Standing>) -> anyhow::Result<Chore> {

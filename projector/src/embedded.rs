@@ -4,6 +4,8 @@
 //! one pass that also gives the routing state and the catalogue, so a start decodes every fact once. Where an append
 //! fails after its frames were folded, their effect in memory is taken back before the next one.
 
+mod verify;
+
 use std::collections::VecDeque;
 use std::path::Path;
 
@@ -13,6 +15,8 @@ use waybill_events::sqlite::{self, SqliteLog, integer, stored_frame};
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::Gate;
 use waybill_projections::usage::{Journal, Row, UsageFold};
+
+pub use verify::{TableSum, Verified, verify};
 
 use crate::reader::{Newer, Read, each_fact, tell};
 use crate::rows::{self, Checkpoint};
@@ -75,6 +79,38 @@ pub fn open(path: &Path) -> Result<(SqliteLog, Start), OpenError> {
     Ok((log, start))
 }
 
+/// What making the rows anew came to.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Rebuilt {
+    /// The last frame.
+    pub seq: Seq,
+    /// The digest of the routing state, as 64 hex digits.
+    pub state: String,
+    /// Its tables.
+    pub tables: Vec<TableSum>,
+    /// The tables as they were.
+    pub before: Vec<TableSum>,
+}
+
+/// Makes all rows of the file at `path` anew from its frames, in one transaction.
+///
+/// Whoever appends meanwhile waits, and its projector goes on behind the new rows.
+pub fn rebuild(path: &Path) -> Result<Rebuilt, OpenError> {
+    let log = SqliteLog::open(path, Box::new(|_, _| Ok(())))?;
+    Ok(anew(log.connection())?)
+}
+
+fn anew(connection: &Connection) -> Result<Rebuilt, ProjectError> {
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    let before = verify::sums(&transaction, "main")?;
+    rows::clear(&transaction)?;
+    let mut replay = Replay::default();
+    replay.run(&transaction, 0, u64::MAX)?;
+    let tables = verify::sums(&transaction, "main")?;
+    transaction.commit()?;
+    Ok(Rebuilt { seq: Seq(replay.seq), state: replay.fold.state.digest(), tables, before })
+}
+
 /// Projects frames into the rows of the file that holds them.
 #[derive(Debug, Default)]
 pub struct EmbeddedProjector {
@@ -106,7 +142,7 @@ impl EmbeddedProjector {
     /// rows are made anew. The rows and their checkpoint change in one transaction or not at all.
     pub fn resume(connection: &Connection) -> Result<(Self, Start), ProjectError> {
         let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
-        let standing = Checkpoint::read(&transaction)?;
+        let standing = Checkpoint::read(&transaction, "main")?;
         let kept = match standing.clone() {
             Some(checkpoint) if Checkpoint::at(&transaction, checkpoint.seq)? == checkpoint => Some(checkpoint),
             _ => None,
@@ -131,7 +167,7 @@ impl EmbeddedProjector {
     ///
     /// Frames that were appended past this projector since its last one are folded first.
     pub fn fold(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame) -> Result<(), rusqlite::Error> {
-        let covered = Checkpoint::read(transaction)?.unwrap_or_default();
+        let covered = Checkpoint::read(transaction, "main")?.unwrap_or_default();
         self.go_back_to(&covered, transaction)?;
         if self.at.seq + 1 < frame.seq.0 {
             for missed in frames_between(transaction, self.at.seq, frame.seq.0)? {
