@@ -207,7 +207,7 @@ impl Work {
         for (index, target) in targets.iter_mut().enumerate() {
             self.stage(target, "catch up", |target, log, tell| target.fill_to(log, seq, tell))?;
             let sums = self.stage(target, "compare", |target, log, _| target.compare(log))?;
-            let live_before = before.get(index).map(Look::faults);
+            let live_before = before.get(index).filter(|look| !look.is_none()).map(Look::faults);
             told.push(Told { store: target.name(), sums, live_before, swapped: None });
         }
         let head = self.log.head()?;

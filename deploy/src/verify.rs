@@ -78,6 +78,11 @@ impl Look {
         }
     }
 
+    /// Whether there was nothing to look at.
+    pub(crate) fn is_none(&self) -> bool {
+        matches!(self, Self::None { .. })
+    }
+
     /// Why it was not compared.
     fn incomparable(&self) -> Option<String> {
         match self {

@@ -377,6 +377,12 @@ mod tests {
             rows.and_then(Iterator::collect).expect("the rows can be read")
         }
 
+        /// The digest of the routing state that a start would have.
+        fn reopened_state(&self) -> String {
+            let (_, start) = EmbeddedProjector::resume(self.log.connection()).expect("the log can be folded");
+            start.fold.state.digest()
+        }
+
         fn everything(&self) -> Vec<String> {
             let tables = ["usage_events", "usage_attempts", "sessions", "quarantine", "checkpoints"];
             tables.iter().flat_map(|table| self.rows(&format!("SELECT * FROM {table} ORDER BY 1, 2"))).collect()
@@ -538,6 +544,68 @@ mod tests {
             assert_eq!(store.everything(), expected, "after {spoil}");
         }
         assert!(store.start.rebuilt);
+    }
+
+    fn damage(store: &Store) {
+        let sql = "UPDATE usage_attempts SET cost_nano = 8, input = NULL WHERE attempt = 2; DELETE FROM usage_events;
+                   INSERT INTO quarantine VALUES (9, 1, 'by hand', x'')";
+        store.log.connection().execute_batch(sql).expect("the rows can be damaged");
+    }
+
+    #[test]
+    fn rows_changed_by_hand_are_named_and_nothing_is_changed_by_looking() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let looked = |store: &Store| verify(&store.dir.path().join("waybill.db")).expect("the file can be read");
+        let whole = looked(&store);
+        assert_eq!((whole.seq, whole.incomparable, whole.findings.n), (Seq(6), None, 0));
+        damage(&store);
+        let before = store.everything();
+        let damaged = looked(&store);
+        let named: Vec<String> = damaged.findings.named.iter().map(ToString::to_string).collect();
+        let expected = [
+            "usage_events (r): is missing",
+            "usage_attempts (r, 2): the log says another input, cost_nano",
+            "quarantine (9, 1): the log says nothing of it",
+        ];
+        assert_eq!((named, damaged.findings.n), (expected.map(String::from).to_vec(), 3));
+        assert_eq!(store.everything(), before);
+        store.log.connection().execute_batch("UPDATE checkpoints SET fold_version = 0").expect("it can be changed");
+        let why = looked(&store).incomparable;
+        assert_eq!(why.as_deref(), Some("fold 0 made them, this program has 1"));
+    }
+
+    #[test]
+    fn rows_are_made_anew_beside_the_process_that_appends_and_it_goes_on() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let expected = store.everything();
+        damage(&store);
+        let path = store.dir.path().join("waybill.db");
+        let (first, second) = (rebuild(&path).expect("it can be made"), rebuild(&path).expect("it can be made"));
+        assert_eq!((first.seq, &first.state, &first.tables), (second.seq, &second.state, &second.tables));
+        assert_eq!((second.before == second.tables, first.before == first.tables), (true, false));
+        assert_eq!(first.state, store.reopened_state());
+        assert_eq!(store.everything(), expected);
+        let facts = [store.gateway.selects(200, "q", 1, "a"), store.gateway.starts(300)];
+        facts.iter().for_each(|fact| store.tell(std::slice::from_ref(fact)));
+        assert_eq!(store.rows("SELECT request_id, outcome FROM usage_events ORDER BY 1"), ["q abandoned", "r success"]);
+    }
+
+    #[test]
+    fn a_newer_event_keeps_the_rows_from_being_made_anew_and_leaves_those_that_are_there() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let fact = store.gateway.starts(1);
+        let line = b"{\"k\":\"attempt\",\"v\":99,\"n\":1,\"t\":1,\"b\":{}}\n";
+        let frame = store.gateway.seals_lines(&fact.revision, 1, line);
+        let path = store.dir.path().join("waybill.db");
+        let mut newer = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("the file opens");
+        newer.append(&[frame], Some(Seq(6)), Time(0)).expect("a newer program appends");
+        let before = store.everything();
+        let error = rebuild(&path).expect_err("this program cannot read it");
+        assert!(error.to_string().contains("event `attempt` version 99"), "{error}");
+        assert_eq!(store.everything(), before);
     }
 
     #[test]

@@ -351,7 +351,10 @@ impl RedisProjector {
             if self.ahead.is_empty() && !self.read_on(log)? {
                 return Ok(Gathered::AnotherLog);
             }
-            let Some(frame) = self.ahead.pop_front_if(|frame| frame.seq <= self.end) else { return Ok(Gathered::All) };
+            if self.ahead.front().is_none_or(|frame| frame.seq > self.end) {
+                return Ok(Gathered::All);
+            }
+            let Some(frame) = self.ahead.pop_front() else { return Ok(Gathered::All) };
             self.fold.take(&frame)?;
         }
         Ok(Gathered::Full)

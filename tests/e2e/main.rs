@@ -36,6 +36,7 @@ mod processes;
 mod prices;
 mod projector;
 mod readme;
+mod rebuild;
 mod redecide;
 mod secrets;
 mod shared;

@@ -112,29 +112,21 @@ fn differences(connection: &Connection, table: &'static str, n_key: usize) -> Re
         apart.join(", "),
         apart.join(" OR ")
     );
-    let fault = |row: &Row<'_>| {
-        let mut columns = Vec::new();
-        for (index, name) in others.iter().enumerate() {
-            if row.get(n_key + index)? {
-                columns.push(name.clone());
-            }
-        }
-        Ok(Fault::Changed(columns))
+    let columns_apart = |row: &Row<'_>| {
+        let flags = others.iter().enumerate().map(|(index, name)| Ok((row.get(n_key + index)?, name.clone())));
+        let flags: Result<Vec<(bool, String)>, rusqlite::Error> = flags.collect();
+        Ok(Fault::Changed(flags?.into_iter().filter_map(|(apart, name)| apart.then_some(name)).collect()))
     };
-    let mut findings = Vec::new();
-    let queries: [(String, &dyn Fn(&Row<'_>) -> Result<Fault, rusqlite::Error>); 3] = [
-        (only("main", "live"), &|_| Ok(Fault::Missing)),
-        (only("live", "main"), &|_| Ok(Fault::Extra)),
-        (changed, &fault),
-    ];
-    for (sql, fault) in queries {
-        let mut statement = connection.prepare(&sql)?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let key = key_text(row, n_key)?;
-            findings.push(Finding { place: table.to_owned(), key, fault: fault(row)? });
-        }
-    }
+    let look = |sql: &str, fault: &dyn Fn(&Row<'_>) -> Result<Fault, rusqlite::Error>| {
+        let mut statement = connection.prepare(sql)?;
+        let found = statement.query_map([], |row| {
+            Ok(Finding { place: table.to_owned(), key: key_text(row, n_key)?, fault: fault(row)? })
+        })?;
+        found.collect::<Result<Vec<Finding>, rusqlite::Error>>()
+    };
+    let mut findings = look(&only("main", "live"), &|_| Ok(Fault::Missing))?;
+    findings.extend(look(&only("live", "main"), &|_| Ok(Fault::Extra))?);
+    findings.extend(look(&changed, &columns_apart)?);
     Ok(findings)
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hasher};
 
 use bytes::BytesMut;
 use chrono::DateTime;
@@ -72,8 +73,11 @@ impl Packed {
 
     /// The bucket it falls into, and its own sum.
     fn place(&self, table: &Table) -> (usize, u128) {
-        let bucket = number(&sum128(&[&self.key(table)])) % BUCKETS as u128;
-        (usize::try_from(bucket).expect("there are few buckets"), number(&sum128(&[&self.0])))
+        // Both sides are summed up by one process, so any spread that is the same within it will do.
+        let mut spread = DefaultHasher::new();
+        spread.write(&self.key(table));
+        let bucket = usize::try_from(spread.finish() % BUCKETS as u64).expect("there are few buckets");
+        (bucket, number(&sum128(&[&self.0])))
     }
 }
 

@@ -39,7 +39,7 @@ pub enum WorkError {
     #[error("the log ends before frame {0}: it has lost its end")]
     LogLost(Seq),
     /// What was stored is not what was folded.
-    #[error("the new generation is not the fold that was written to it: {0} differ")]
+    #[error("the generation does not hold what the log says: {0} differ")]
     Differs(String),
     /// There is nothing that could be live instead.
     #[error("nothing to go back to")]
@@ -126,11 +126,11 @@ pub(super) fn compare(
 
 /// Each table's rows and digest, stored and folded.
 pub(super) fn sums(stored: &Tally, folded: &Tally) -> Vec<TableSum> {
-    let sum = |table: &&Table| {
+    let sum = |table: &Table| {
         let ((rows, digest), (_, folded)) = (stored.sum(table), folded.sum(table));
         TableSum { table: table.name, rows, digest, folded }
     };
-    TABLES.iter().map(|table| sum(&table)).collect()
+    TABLES.into_iter().map(sum).collect()
 }
 
 fn name(
@@ -186,9 +186,8 @@ pub(super) fn gather(log: &mut dyn Log, fold: &mut Fold, end: Seq) -> Result<Bat
     let mut batch = Batch::behind(&fold.at);
     while !batch.is_full() && fold.at.seq < end {
         let frames = log.read(fold.at.seq, READ_FRAMES_MAX)?;
-        let due = frames.iter().take_while(|frame| frame.seq <= end);
         let before = fold.at.seq;
-        due.map(|frame| fold.take(frame, &mut batch)).collect::<Result<(), Newer>>()?;
+        frames.iter().take_while(|frame| frame.seq <= end).try_for_each(|frame| fold.take(frame, &mut batch))?;
         if fold.at.seq == before {
             return Err(WorkError::LogLost(end));
         }

@@ -23,7 +23,7 @@ pub enum WorkError {
     #[error("somebody else has changed the generations meanwhile")]
     Overtaken,
     /// What was stored is not what was folded.
-    #[error("the new generation is not the fold that was written to it: {0} keys differ")]
+    #[error("the generation does not hold what the log says: {0} keys differ")]
     Differs(u64),
     /// No generation is read.
     #[error("no generation is read, so there is none before it")]

@@ -1,6 +1,8 @@
 //! The shared state in a real Redis that is killed, emptied, cut and written to by two at once: in the end every key is
 //! what a fresh fold of the log gives.
 
+mod rebuild;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
