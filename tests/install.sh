@@ -43,6 +43,7 @@ system_packages() {
     command -v node >/dev/null || missing+=(nodejs)
     command -v npm >/dev/null || missing+=(npm)
     command -v redis-server >/dev/null || missing+=(redis-server)
+    [[ -x /usr/sbin/haproxy ]] || command -v haproxy >/dev/null || missing+=(haproxy)
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     has_postgres || missing+=(postgresql)
     command -v pgrep >/dev/null || missing+=(procps)

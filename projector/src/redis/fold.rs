@@ -33,6 +33,10 @@ pub struct Fold {
     state: State,
     writers: BTreeMap<WriterId, Place>,
     mark: Mark,
+    /// When the last frame folded had been stored, by the log's clock.
+    stored: Option<Time>,
+    /// Whether anything was ever said of a member: then there is a health snapshot, if only an empty one.
+    has_health: bool,
     touched: Touched,
 }
 
@@ -53,6 +57,8 @@ impl Fold {
             state: State::with_capacity(records_max),
             writers: BTreeMap::new(),
             mark: Mark::start(),
+            stored: None,
+            has_health: false,
             touched: Touched::default(),
         }
     }
@@ -60,6 +66,11 @@ impl Fold {
     /// The last frame folded.
     pub fn mark(&self) -> &Mark {
         &self.mark
+    }
+
+    /// When the last frame folded had been stored, by the log's clock.
+    pub fn stored(&self) -> Option<Time> {
+        self.stored
     }
 
     /// Folds a frame. What cannot be decoded is passed over: the usage projection keeps its bytes.
@@ -75,6 +86,7 @@ impl Fold {
             }
             Ok::<_, Newer>(())
         })?;
+        self.stored = Some(frame.stored);
         self.mark = Mark::at(frame.seq.0, sum.unwrap_or_else(|| sum128(&[&frame.bytes])));
         Ok(())
     }
@@ -84,7 +96,7 @@ impl Fold {
         let keys = self.state.records().into_keys().cloned().collect();
         let members = self.state.members().map(|(member, _)| member.clone()).collect();
         let writers = self.writers.keys().cloned().collect();
-        let mut writes = self.writes_of(&Touched { keys, members, writers }, generation);
+        let mut writes = self.writes_of(&Touched { keys, members, writers }, self.has_health, generation);
         writes.retain(|write| write.value.is_some());
         writes
     }
@@ -96,7 +108,7 @@ impl Fold {
 
     /// What was touched since the last batch, as it stands now.
     pub(super) fn writes(&self, generation: Generation) -> Vec<Write> {
-        self.writes_of(&self.touched, &generation)
+        self.writes_of(&self.touched, !self.touched.members.is_empty(), &generation)
     }
 
     /// Begins a new batch.
@@ -114,6 +126,7 @@ impl Fold {
         if verdict.folds() {
             let touched = self.state.apply_telling(fact);
             self.touched.keys.extend(touched.key.into_iter().chain(touched.evicted));
+            self.has_health |= touched.member.is_some();
             self.touched.members.extend(touched.member);
         }
         self.place(&verdict, &fact.revision, fact.at);
@@ -129,7 +142,7 @@ impl Fold {
         }
     }
 
-    fn writes_of(&self, touched: &Touched, generation: &Generation) -> Vec<Write> {
+    fn writes_of(&self, touched: &Touched, health: bool, generation: &Generation) -> Vec<Write> {
         let lasting = |key, value| Write { key, value, until: None };
         let mut writes: Vec<Write> = Vec::with_capacity(self.n_touched() + 1);
         writes.extend(touched.keys.iter().map(|key| {
@@ -146,7 +159,7 @@ impl Fold {
             writes.push(lasting(generation.route_cool(member), cool));
             writes.push(lasting(generation.route_block(member), block));
         }
-        if !touched.members.is_empty() {
+        if health {
             writes.push(lasting(generation.health(), Some(self.state.snapshot().encode())));
         }
         writes.extend(touched.writers.iter().map(|writer| {
