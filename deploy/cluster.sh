@@ -17,8 +17,8 @@ readonly WAYBILL=${WAYBILL:-$PWD/target/release/waybill}
 # In the order of their start; they end in the opposite order.
 readonly PARTS=(nats-0 nats-1 nats-2 redis postgres east west auditor gateway-0 gateway-1 gateway-2 projector-0
     projector-1 haproxy)
-# Ports below those that systems give to outgoing connections.
-readonly FIRST_PORT=24000
+# Ports below those that systems give to outgoing connections, and above those that the tests take.
+readonly FIRST_PORT=30000
 readonly WAIT_SECONDS=60
 export PATH="$PWD/tests/.installed/bin:/usr/sbin:$PATH"
 export WAYBILL_CONFIG="$CLUSTER/waybill.yaml"
@@ -48,7 +48,7 @@ up() {
     local part
     [[ ! -e $CLUSTER ]] || die "$CLUSTER is there: a cluster runs, or ran; \`make cluster-down\` ends it and removes the folder"
     [[ -x $WAYBILL ]] || die "$WAYBILL is missing: use \`make cluster\`, or name the binary with WAYBILL"
-    for part in nats-server redis-server haproxy curl setsid; do
+    for part in nats-server redis-server haproxy curl setsid pgrep; do
         command -v "$part" >/dev/null || die "$part is missing: run \`bash tests/install.sh cluster\`"
     done
     mkdir -p "$CLUSTER"/{run,log,nats,redis}
@@ -97,14 +97,18 @@ id_of() {
 }
 
 signal() {
-    local id
+    local id child children=()
     id=$(id_of "$2") || die "$2 does not run"
-    if [[ $2 == postgres && $1 != TERM && $1 != INT ]]; then
-        # Its connections are processes of their own.
-        pkill "-$1" -P "$id" || true
-    fi
+    # Connections of Postgres are processes of their own.
+    [[ $2 != postgres ]] || mapfile -t children < <(pgrep -P "$id")
     kill "-$1" "$id"
-    [[ $1 != KILL ]] || has_ended "$2"
+    # One that has ended meanwhile needs no signal.
+    for child in "${children[@]}"; do kill "-$1" "$child" 2>/dev/null || true; done
+    [[ $1 == KILL ]] || return 0
+    has_ended "$2"
+    for child in "${children[@]}"; do
+        while [[ -n $(start_of "$child") ]]; do sleep 0.1; done
+    done
 }
 
 stop() {
@@ -158,9 +162,11 @@ start() {
             await redis redis-cli -p "${PORT[redis]}" ping
             ;;
         postgres)
+            # One that was killed has left it, and its number may be in use by now.
+            rm -f "$CLUSTER/postgres/postmaster.pid"
             run postgres "${AS_POSTGRES[@]}" "$(postgres_binary postgres)" -D "$CLUSTER/postgres" -p "${PORT[postgres]}" \
                 -c listen_addresses=127.0.0.1 -c unix_socket_directories=
-            await postgres "$(postgres_binary pg_isready)" -h 127.0.0.1 -p "${PORT[postgres]}" -d postgres
+            await postgres "$(postgres_binary pg_isready)" -h 127.0.0.1 -p "${PORT[postgres]}" -U waybill -d postgres
             ;;
         east | west)
             run "$part" "$WAYBILL" simulator --name "$part" --listen "127.0.0.1:${PORT[$part]}"

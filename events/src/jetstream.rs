@@ -115,12 +115,10 @@ enum Failure {
 
 /// Reads have ended before the log does for [`STALL`]: whoever answers them does not see it grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("reads end at frame {after}, and the log goes on to frame {end}: connecting anew")]
+#[error("reads end at frame {after} though the log goes on: connecting anew")]
 pub struct Stalled {
     /// Where reads end.
     pub after: Seq,
-    /// Where the log does, or the writer that is read.
-    pub end: Seq,
 }
 
 impl Failure {

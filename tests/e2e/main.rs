@@ -42,6 +42,7 @@ mod redecide;
 mod rolling;
 mod secrets;
 mod shared;
+mod showcase;
 mod shutdown;
 mod stalls;
 mod streams;

@@ -43,7 +43,13 @@ async fn consumers_that_are_connected_and_see_nothing_say_so_and_connect_until_t
 
     way.blind();
     served(&gateway, "meanwhile").await;
+    // The auditor is as blind as the others, so the change comes into the log by another way.
     fleet.configure(&Plan::of(&["a"]).settings(&stores));
+    let text = std::fs::read_to_string(fleet.config()).expect("the configuration can be read");
+    let seeing = fleet.folder.path().join("seeing.yaml");
+    std::fs::write(&seeing, text.replace(&way.url(), &nats.url())).expect("a configuration can be written");
+    let applied = fleet.command(&["apply"]).arg(&seeing).env("WAYBILL_CONFIG", &seeing).output().await;
+    assert!(applied.is_ok_and(|applied| applied.status.success()), "the change comes into the log");
     let all_stall = |ready: &Value| {
         let store = |name: &str| &ready["detail"][name];
         let stands = |name: &str| stalls(&store(name)["trouble"]) && store(name)["lag_frames"].as_u64() > Some(0);

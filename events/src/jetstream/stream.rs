@@ -24,7 +24,7 @@ use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
 use super::inspect::{self, Inspection};
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, STALL};
 use super::shape::{self, Shape};
 use super::{Failure, Settings, Stalled};
 use crate::log::{AppendError, Appended, Last, Seq, StoredFrame};
@@ -66,8 +66,8 @@ pub(super) struct Stream {
     continued: Option<u64>,
     /// When the leader was last asked where the frames end.
     confirmed: Option<Instant>,
-    /// Whether reads end before the frames do, and have done so for long.
-    stalled: bool,
+    /// Since when reads end before the frames do, over whatever connections.
+    behind: Option<Instant>,
 }
 
 /// A check of the stream.
@@ -116,7 +116,7 @@ struct Batch {
 impl Stream {
     pub(super) async fn open(settings: Settings) -> io::Result<Self> {
         let link = Link::open(settings.servers.clone()).await?;
-        Ok(Self { settings, link, checked: None, continued: None, confirmed: None, stalled: false })
+        Ok(Self { settings, link, checked: None, continued: None, confirmed: None, behind: None })
     }
 
     /// Publishes frame by frame, each after the acknowledgement of the one before.
@@ -247,14 +247,14 @@ impl Stream {
 
     fn has_read(&mut self) {
         self.link.worked();
-        self.stalled = false;
+        self.behind = None;
     }
 
     /// Makes sure, once in a while, that nothing is behind `after`, as a read has found. Whoever answers reads and sees the
     /// log stand still while it grows would else be believed for ever.
     async fn confirm_end(&mut self, writer: Option<&WriterId>, after: Seq) -> Result<(), Failure> {
         let is_due = self.confirmed.is_none_or(|last| last.elapsed() >= CONFIRM_EVERY);
-        if !is_due && !self.stalled {
+        if !is_due && self.behind.is_none() {
             return Ok(());
         }
         let end = match writer {
@@ -267,9 +267,9 @@ impl Stream {
             return Ok(());
         }
         self.link.came_to_nothing();
-        self.stalled |= self.link.has_stalled();
+        let since = *self.behind.get_or_insert_with(Instant::now);
         // For a while it may be a replica that is behind, or a frame that has just come.
-        if self.stalled { Err(Stalled { after, end }.into()) } else { Ok(()) }
+        if since.elapsed() < STALL { Ok(()) } else { Err(Stalled { after }.into()) }
     }
 
     /// The frame behind `after` that a replica did not have yet.
