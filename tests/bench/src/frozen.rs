@@ -12,12 +12,12 @@ use crate::stand::{Load, Stand, median};
 
 /// Times that Redis is frozen.
 const ROUNDS: usize = 5;
-/// The first chats after that, one by one.
+/// The first chats after that, one by one; as many are sent just before, in the same way.
 const FIRST: usize = 5;
 /// Chats on one connection, with Redis well and after the first ones.
 const CHATS: usize = 300;
 const DEADLINE_MS: u32 = 20;
-/// Deadlines that may be added to the longest of the first chats: a timer is late by a millisecond, or the machine busy.
+/// Deadlines that may be added to the longest of them: a timer is late by a millisecond, and its thread by another.
 const DEADLINES_MAX: f64 = 1.25;
 /// What a chat may take then, beside one with Redis well.
 const RATIO_MAX: f64 = 1.1;
@@ -25,7 +25,8 @@ const RATIO_MAX: f64 = 1.1;
 /// The times of one round, in milliseconds.
 struct Round {
     well: f64,
-    longest_of_first: f64,
+    longest_well: f64,
+    longest_frozen: f64,
     then: f64,
 }
 
@@ -43,15 +44,17 @@ pub(crate) async fn run(waybill: &Path) -> anyhow::Result<Vec<Gate>> {
     }
     gateway.program.stop().await?;
     stand.stop().await?;
-    let of = |time: fn(&Round) -> f64| median(rounds.iter().map(time).collect());
-    let (well, longest, then) = (of(|round| round.well), of(|round| round.longest_of_first), of(|round| round.then));
+    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
+    let waited = |round: &Round| (round.longest_frozen - round.longest_well) / f64::from(DEADLINE_MS);
+    let (deadlines, ratio) = (of(waited), of(|round| round.then / round.well));
     println!(
-        "Frozen: a chat takes {well:.2} ms with Redis well; with Redis frozen {longest:.2} ms, the longest of the first \
-         {FIRST}, and then {then:.2} ms (medians of {ROUNDS} times)"
+        "Frozen: a chat takes {:.2} ms with Redis well and {:.2} ms with Redis frozen; the longest of the first {FIRST} \
+         takes {:.2} ms instead of {:.2} ms (medians of {ROUNDS} times)",
+        of(|round| round.well),
+        of(|round| round.then),
+        of(|round| round.longest_frozen),
+        of(|round| round.longest_well),
     );
-    let deadlines =
-        median(rounds.iter().map(|round| (round.longest_of_first - round.well) / f64::from(DEADLINE_MS)).collect());
-    let ratio = median(rounds.iter().map(|round| round.then / round.well).collect());
     Ok(vec![
         Gate::new("frozen/read-deadlines-added-to-the-first", deadlines, Limit::AtMost(DEADLINES_MAX)),
         Gate::new("frozen/time-of-a-chat-then", ratio, Limit::AtMost(RATIO_MAX)),
@@ -64,17 +67,21 @@ async fn round(stand: &Stand, gateway: &Gateway, redis: &Redis) -> anyhow::Resul
         let load = Load { count, connections: 1, ..Load::default() };
         anyhow::Ok(stand.load(&gateway.address, load).await?.p50_us as f64 / 1e3)
     };
-    let well = chats(CHATS).await?;
+    let first = async || {
+        let mut longest: f64 = 0.0;
+        for _ in 0..FIRST {
+            longest = longest.max(chats(1).await?);
+        }
+        anyhow::Ok(longest)
+    };
+    let (well, longest_well) = (chats(CHATS).await?, first().await?);
     redis.stop();
-    let mut longest_of_first: f64 = 0.0;
-    for _ in 0..FIRST {
-        longest_of_first = longest_of_first.max(chats(1).await?);
-    }
+    let longest_frozen = first().await?;
     until(gateway, false).await?;
     let then = chats(CHATS).await?;
     redis.cont();
     until(gateway, true).await?;
-    Ok(Round { well, longest_of_first, then })
+    Ok(Round { well, longest_well, longest_frozen, then })
 }
 
 /// Waits until the gateway says that the shared state answers, or that it does not.
