@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -215,27 +216,28 @@ struct Of {
 
 /// The projections as `/metrics` shows them.
 fn figures(projections: &[Told]) -> String {
-    let (lag, generation, quarantined, trouble): (
-        Family<Of, Gauge>,
-        Family<Of, Gauge>,
-        Family<Of, Gauge>,
-        Family<Of, Gauge>,
-    ) = Default::default();
-    let lag_time = Family::<Of, Gauge<f64, AtomicU64>>::default();
-    for told in projections {
-        let of = Of { store: told.store };
-        let whole = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        lag.get_or_create(&of).set(whole(told.lag_frames));
-        lag_time.get_or_create(&of).set(std::time::Duration::from_millis(told.lag_ms).as_secs_f64());
-        generation.get_or_create(&of).set(whole(told.generation));
-        quarantined.get_or_create(&of).set(whole(told.quarantined));
-        trouble.get_or_create(&of).set(i64::from(told.in_trouble));
-    }
     let mut registry = Registry::with_prefix("waybill_projection");
-    registry.register("lag_frames", "Frames of the log that the store does not cover yet", lag);
-    registry.register_with_unit("lag", "How old what the store covers is, where it lags", Unit::Seconds, lag_time);
-    registry.register("generation", "The generation that is written", generation);
-    registry.register("quarantined", "Lines and frames that this process could not decode", quarantined);
-    registry.register("trouble", "1 while the projection does not go on, as /readyz explains, else 0", trouble);
+    for (name, help, figure) in FIGURES {
+        let family = Family::<Of, Gauge>::default();
+        for told in projections {
+            family.get_or_create(&Of { store: told.store }).set(i64::try_from(figure(told)).unwrap_or(i64::MAX));
+        }
+        registry.register(name, help, family);
+    }
+    let lag = Family::<Of, Gauge<f64, AtomicU64>>::default();
+    for told in projections {
+        lag.get_or_create(&Of { store: told.store }).set(Duration::from_millis(told.lag_ms).as_secs_f64());
+    }
+    registry.register_with_unit("lag", "How old what the store covers is, where it lags", Unit::Seconds, lag);
     service::open_metrics(&registry)
 }
+
+/// A figure by its name, with what it says.
+type Figure = (&'static str, &'static str, fn(&Told) -> u64);
+
+const FIGURES: [Figure; 4] = [
+    ("lag_frames", "Frames of the log that the store does not cover yet", |told| told.lag_frames),
+    ("generation", "The generation that is written", |told| told.generation),
+    ("quarantined", "Lines and frames that this process could not decode", |told| told.quarantined),
+    ("trouble", "1 while the projection does not go on, as /readyz explains, else 0", |told| told.in_trouble.into()),
+];
