@@ -30,13 +30,17 @@ pub(crate) const WORKERS: usize = 16;
 /// The upstreams of [`plan`].
 pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
 const CONVERSATIONS: u64 = 40;
+/// USD per million tokens of prompt and answer.
+const PRICES: &str = "prices: { gpt: { input: 3, output: 15 } }";
+/// The same in nano-USD per token.
+const NANO_USD: [u64; 2] = [3_000, 15_000];
 pub(crate) const SESSION: &str = "x-session-id";
 
 /// Three upstreams that take so many milliseconds to begin an answer, and to go on with it.
 pub(crate) fn plan(first_token_ms: u64, chunk_ms: u64) -> Plan {
     let settings = "retry: { backoff_ms: 1, all_cooling: best_effort }\nsession: { aliases: known }\n\
                     health: { failure_threshold: 3, cooldown_seconds: 1, cooldown_seconds_max: 2 }\n";
-    let mut plan = Plan::of(&NAMES).settings(settings);
+    let mut plan = Plan { channel: PRICES.to_owned(), ..Plan::of(&NAMES) }.settings(settings);
     for upstream in &mut plan.upstreams {
         *upstream = Settings { first_token_delay_ms: first_token_ms, chunk_delay_ms: chunk_ms, ..upstream.clone() };
     }
@@ -224,7 +228,7 @@ pub(crate) struct Compared {
 }
 
 /// Compares the log with the upstreams' calls and with what the clients saw: every call is one send on record, and every
-/// send is one call, of the same outcome and tokens; only one that was abandoned may have stayed without a call.
+/// send is one call, of the same outcome, tokens and money; only one that was abandoned may have stayed without a call.
 pub(crate) fn compare(told: &Told, upstreams: &Upstreams, chats: &[Chat]) -> Compared {
     check_facts(told);
     compare_sends(&told.sends(), upstreams, chats)
@@ -281,8 +285,10 @@ fn agree(send: &Sent, call: &Call) -> bool {
         (Class::Upstream5xx, Some(Action::Status { status, .. }), _) => send.status == Some(*status),
         (Class::Interrupted, Some(Action::CutAfterEvents { .. }), Some(End::Reset)) => send.status == call.status,
         (Class::Success, None | Some(Action::PauseAfter { .. }), Some(End::Finished)) => {
-            let reported = [usage.prompt_tokens, usage.output_tokens].map(Tokens::Reported);
-            call.terminal && send.status == call.status && send.tokens == reported
+            let tokens = [usage.prompt_tokens, usage.output_tokens];
+            let money: u64 = tokens.iter().zip(NANO_USD).map(|(tokens, price)| tokens * price).sum();
+            let is_paid = send.tokens == tokens.map(Tokens::Reported) && send.cost_nano == Some(money);
+            call.terminal && send.status == call.status && is_paid
         }
         _ => false,
     }
