@@ -296,8 +296,9 @@ and repeat it again:
   deploy/cluster.sh kill postgres        rows wait in the log; \`start postgres\`, and they arrive
   deploy/cluster.sh kill nats-1          the other two go on
 
-The requests, their sends and tokens as rows, and how far they are behind the log:
+Sessions and requests, as the rows tell of them, and how far those are behind the log:
 
+  waybill sessions --config $WAYBILL_CONFIG       then: sessions SESSION, and explain REQUEST
   psql 'postgres://waybill@127.0.0.1:${PORT[postgres]}/postgres' -c \\
     'SELECT ended, session_id, deployment, outcome, attempts FROM waybill.usage_events ORDER BY ended DESC LIMIT 10'
   curl http://127.0.0.1:${PORT[projector-0]}/metrics
