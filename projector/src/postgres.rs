@@ -250,7 +250,8 @@ impl PostgresProjector {
                 self.standing.phase = Phase::Stopped;
                 return STOPPED;
             }
-            Trouble::Log(_) | Trouble::Newer(_) => {}
+            Trouble::Log(_) => self.standing.head = self.log.head().unwrap_or(self.standing.head),
+            Trouble::Newer(_) => {}
         }
         if self.is_over {
             self.store = None;

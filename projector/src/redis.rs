@@ -143,6 +143,8 @@ pub struct RedisProjector {
     epoch: u64,
     /// What Redis covers, as far as is known.
     written: Mark,
+    /// The log's last frame, as last seen.
+    head: u64,
     /// Whether the last batch may have been written or not: then it is sent again as it is.
     unanswered: bool,
     /// Whether the generation is the one that is read.
@@ -197,6 +199,7 @@ impl RedisProjector {
             generation: 1,
             epoch: 0,
             written: Mark::start(),
+            head: 0,
             unanswered: false,
             published: false,
         })
@@ -266,12 +269,28 @@ impl RedisProjector {
         self.written.seq
     }
 
+    /// The last frame of the log, as last seen.
+    pub fn head(&self) -> u64 {
+        self.head.max(self.written.seq)
+    }
+
+    /// When the last frame that was folded had been stored, by the log's clock.
+    pub fn stored(&self) -> Option<Time> {
+        self.fold.stored()
+    }
+
+    /// Looks how far the log goes, where a turn has failed to.
+    pub fn look_ahead(&mut self, log: &mut dyn Log) {
+        self.head = log.head().map_or(self.head, |head| head.0);
+    }
+
     /// Follows the one at work in memory, and takes its place where it stays behind the log without moving.
     fn stand_by(&mut self, log: &mut dyn Log, now: Time, seen: Mark, since: Time) -> Result<Turn, ProjectError> {
         let generation = self.store.active()?.unwrap_or(self.generation);
         let mark = self.store.look(generation)?.mark.unwrap_or_else(Mark::start);
         let since = if mark == seen { since } else { now };
-        let is_behind = log.head()?.0 > mark.seq;
+        self.head = log.head()?.0;
+        let is_behind = self.head > mark.seq;
         self.written = mark.clone();
         self.seat = match is_behind && now.ms_since(since) >= STANDBY_MS {
             true => Seat::Looking,
@@ -378,6 +397,12 @@ impl RedisProjector {
                 return Err(ProjectError::LogLost { mark: at.seq, head });
             }
         }
+        self.head = match frames.last() {
+            // There may be many more.
+            Some(_) if frames.len() >= FRAMES_MAX => log.head()?.0,
+            Some(last) => last.seq.0,
+            None => at.seq,
+        };
         self.ahead.extend(frames);
         Ok(true)
     }

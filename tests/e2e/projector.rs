@@ -52,6 +52,11 @@ impl Database {
         self.client.batch_execute(sql).await.expect("postgres takes the statements");
     }
 
+    /// All rows that `sql` gives.
+    pub(crate) async fn rows(&self, sql: &str) -> Vec<tokio_postgres::Row> {
+        self.client.query(sql, &[]).await.expect("postgres answers")
+    }
+
     pub(crate) async fn numbers(&self, sql: &str) -> Vec<i64> {
         let row = self.client.query_one(sql, &[]).await.expect("postgres answers");
         (0..row.len()).map(|i| row.get(i)).collect()
@@ -64,7 +69,7 @@ impl Database {
     }
 
     /// Waits until a projector is held at a lock.
-    async fn holds_a_projector(&self) {
+    pub(crate) async fn holds_a_projector(&self) {
         let sql = "SELECT count(*) FROM pg_stat_activity
                    WHERE application_name = 'waybill projector' AND wait_event_type = 'Lock'";
         let held = async { while self.numbers(sql).await != [1] {} };

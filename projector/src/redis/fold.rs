@@ -36,6 +36,8 @@ pub struct Fold {
     state: State,
     writers: BTreeMap<WriterId, Place>,
     mark: Mark,
+    /// Whether anything was ever said of a member: then there is a health snapshot, if only an empty one.
+    has_health: bool,
     /// The last frames: where each began, and what it touched.
     recent: VecDeque<(Mark, Touched)>,
     /// What `recent` weighs.
@@ -61,6 +63,7 @@ impl Fold {
             state: State::with_capacity(records_max),
             writers: BTreeMap::new(),
             mark: Mark::start(),
+            has_health: false,
             recent: VecDeque::new(),
             n_recent: 0,
             touched: Touched::default(),
@@ -70,6 +73,11 @@ impl Fold {
     /// The last frame folded.
     pub fn mark(&self) -> &Mark {
         &self.mark
+    }
+
+    /// When the last frame folded had been stored, by the log's clock.
+    pub fn stored(&self) -> Option<Time> {
+        (self.mark.seq > 0).then_some(self.mark.stored)
     }
 
     /// Folds a frame. What cannot be decoded is passed over: the usage projection keeps its bytes.
@@ -117,7 +125,7 @@ impl Fold {
         let keys = self.state.records().into_keys().cloned().collect();
         let members = self.state.members().map(|(member, _)| member.clone()).collect();
         let writers = self.writers.keys().cloned().collect();
-        let mut writes = self.writes_of(&Touched { keys, members, writers }, generation);
+        let mut writes = self.writes_of(&Touched { keys, members, writers }, self.has_health, generation);
         writes.retain(|write| write.value.is_some());
         writes
     }
@@ -129,7 +137,7 @@ impl Fold {
 
     /// What was touched since the last batch, as it stands now.
     pub(super) fn writes(&self, generation: Generation) -> Vec<Write> {
-        self.writes_of(&self.touched, &generation)
+        self.writes_of(&self.touched, !self.touched.members.is_empty(), &generation)
     }
 
     /// Begins a new batch.
@@ -147,6 +155,7 @@ impl Fold {
         if verdict.folds() {
             let told = self.state.apply_telling(fact);
             touched.keys.extend(told.key.into_iter().chain(told.evicted));
+            self.has_health |= told.member.is_some();
             touched.members.extend(told.member);
         }
         self.place(&verdict, &fact.revision, fact.at, touched);
@@ -162,7 +171,7 @@ impl Fold {
         }
     }
 
-    fn writes_of(&self, touched: &Touched, generation: &Generation) -> Vec<Write> {
+    fn writes_of(&self, touched: &Touched, health: bool, generation: &Generation) -> Vec<Write> {
         let lasting = |key, value| Write { key, value, until: None };
         let mut writes: Vec<Write> = Vec::with_capacity(self.n_touched() + 1);
         writes.extend(touched.keys.iter().map(|key| {
@@ -179,7 +188,7 @@ impl Fold {
             writes.push(lasting(generation.route_cool(member), cool));
             writes.push(lasting(generation.route_block(member), block));
         }
-        if !touched.members.is_empty() {
+        if health {
             writes.push(lasting(generation.health(), Some(self.state.snapshot().encode())));
         }
         writes.extend(touched.writers.iter().map(|writer| {

@@ -239,6 +239,18 @@ fn a_cluster_reads_who_is_bound_and_who_is_ill() {
 }
 
 #[test]
+fn members_that_are_all_well_are_shown_as_well_by_a_fresh_fold_too() {
+    let (redis, mut world) = (server(Keeps::Nothing), World::new(1));
+    let mut succeeded = attempt("r", 1, Class::Success);
+    succeeded.effect = Effect::Recover;
+    let fact = world.gateways[0].says(world.now + 1, Event::Attempt(Box::new(succeeded)));
+    world.store(0, &[fact]);
+    catch_up(&mut projector(&redis), &mut world);
+    check(&redis, &mut world, 1);
+    assert!(held(&redis, 1).0.contains_key(&Keys::new(PREFIX).generation(1).health()));
+}
+
+#[test]
 fn any_history_ends_in_what_a_fresh_fold_gives() {
     let redis = server(Keeps::Nothing);
     let (mut world, mut projector) = (World::new(2), projector(&redis));
