@@ -1,6 +1,7 @@
 //! Failures: what a send without an answer is recorded as, and what its client is shown.
 
 use bytes::Bytes;
+use http::header::RETRY_AFTER;
 use http::{HeaderMap, StatusCode};
 use waybill_routing::classify::{self, Transport, UpstreamError, Verdict};
 use waybill_schema::event::{Class, Effect, Endpoint};
@@ -26,6 +27,15 @@ pub(crate) enum Shown {
     Theirs { status: StatusCode, headers: HeaderMap, body: Bytes },
     /// An error of ours.
     Ours(Refusal),
+}
+
+impl Shown {
+    /// The wait in whole seconds that an upstream's own error states, whatever the error means, in milliseconds.
+    pub(crate) fn stated_wait_ms(&self) -> Option<u64> {
+        let Self::Theirs { headers, .. } = self else { return None };
+        let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+        Some(seconds.saturating_mul(1000)).filter(|ms| *ms > 0)
+    }
 }
 
 impl Failure {

@@ -308,7 +308,7 @@ impl Journey<'_> {
     fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
         // A 429 without Retry-After ends Codex at once; one above a minute is ignored by others (CLIENTS.md, rule 7).
         let unsaid = (failure.verdict.class == Class::RateLimited).then_some(1000);
-        let wait_ms = failure.verdict.retry_after_ms.or(unsaid);
+        let wait_ms = failure.verdict.retry_after_ms.or_else(|| failure.shown.stated_wait_ms()).or(unsaid);
         let (mut response, code) = match failure.shown {
             Shown::Ours(refusal) => {
                 (refusal.answer(Some(self.arrived.endpoint), flight.request().as_str()), Some(refusal.code()))
@@ -321,8 +321,10 @@ impl Journey<'_> {
             }
         };
         let headers = response.headers_mut();
-        if let Some(ms) = wait_ms {
-            headers.insert(RETRY_AFTER, retry_after(ms));
+        match wait_ms {
+            Some(ms) => drop(headers.insert(RETRY_AFTER, retry_after(ms))),
+            // A wait that could not be read, or is over, is no word for a client.
+            None => drop(headers.remove(RETRY_AFTER)),
         }
         if end != End::Final {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));

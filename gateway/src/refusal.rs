@@ -113,20 +113,18 @@ impl Refusal {
             code,
             openai_type: "invalid_request_error",
             anthropic_type: "invalid_request_error",
-            retry: None,
+            retry: Some(false),
         };
         match self {
-            Self::InvalidApiKey => Shape {
-                anthropic_type: "authentication_error",
-                retry: Some(false),
-                ..caller(StatusCode::UNAUTHORIZED, "invalid_api_key")
-            },
+            Self::InvalidApiKey => {
+                Shape { anthropic_type: "authentication_error", ..caller(StatusCode::UNAUTHORIZED, "invalid_api_key") }
+            }
             Self::TooLarge { .. } => Shape {
                 anthropic_type: "request_too_large",
                 ..caller(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large")
             },
-            Self::BodyUnread => caller(StatusCode::BAD_REQUEST, "body_unread"),
-            Self::BodySilent => caller(StatusCode::REQUEST_TIMEOUT, "body_timeout"),
+            Self::BodyUnread => Shape { retry: None, ..caller(StatusCode::BAD_REQUEST, "body_unread") },
+            Self::BodySilent => Shape { retry: None, ..caller(StatusCode::REQUEST_TIMEOUT, "body_timeout") },
             Self::UnknownCoding(_) => caller(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_content_encoding"),
             Self::BodyPacked => caller(StatusCode::BAD_REQUEST, "invalid_body"),
             Self::BadBody(_) => caller(StatusCode::BAD_REQUEST, "invalid_body"),
@@ -137,12 +135,13 @@ impl Refusal {
             Self::ModelNotFound(_) => {
                 Shape { anthropic_type: "not_found_error", ..caller(StatusCode::NOT_FOUND, "model_not_found") }
             }
-            Self::NoRoute { .. } => Shape {
+            Self::NoRoute { soonest_ms, .. } => Shape {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 code: "no_route_available",
                 openai_type: "server_error",
                 anthropic_type: "overloaded_error",
-                retry: None,
+                // Where no rest ends by itself, only an operator can help.
+                retry: if soonest_ms.is_some() { None } else { Some(false) },
             },
             Self::Upstream { status, code, .. } => Shape {
                 status: *status,
@@ -153,11 +152,9 @@ impl Refusal {
             },
             Self::UpgradeRequired => caller(StatusCode::UPGRADE_REQUIRED, "websocket_not_offered"),
             Self::MethodNotAllowed => caller(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
-            Self::NotSupported => Shape {
-                anthropic_type: "not_supported",
-                retry: Some(false),
-                ..caller(StatusCode::NOT_IMPLEMENTED, "not_supported")
-            },
+            Self::NotSupported => {
+                Shape { anthropic_type: "not_supported", ..caller(StatusCode::NOT_IMPLEMENTED, "not_supported") }
+            }
             Self::NotFound(_) => {
                 Shape { anthropic_type: "not_found_error", ..caller(StatusCode::NOT_FOUND, "not_found") }
             }

@@ -41,6 +41,7 @@ mod readme;
 mod rebuild;
 mod redecide;
 mod rolling;
+mod retry_signals;
 mod secrets;
 mod shared;
 mod showcase;

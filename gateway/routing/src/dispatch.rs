@@ -37,6 +37,8 @@ pub enum Replay {
     Free,
     /// Only when the upstream refused it before doing any work.
     RefusedOnly,
+    /// Not at all.
+    Never,
 }
 
 /// A request that looks for a deployment to send to.
@@ -99,6 +101,8 @@ pub enum Next {
 pub enum End {
     /// The failure is not one that another send could mend.
     Final,
+    /// What the upstream did is unknown, and the request may not be made twice.
+    Unrepeatable,
     /// Attempts, deployments or sends are used up.
     Exhausted,
     /// The request's deadline leaves no room.
@@ -137,8 +141,13 @@ impl Attempt {
     /// Ends the send as a failure and says what follows.
     pub fn fail(mut self, verdict: &Verdict, now: Time) -> Next {
         let limits = self.search.limits;
-        if limits.replay == Replay::RefusedOnly && !refused_before_work(verdict.class) {
-            return Next::End(End::Final);
+        let repeatable = match limits.replay {
+            Replay::Free => true,
+            Replay::RefusedOnly => refused_before_work(verdict.class),
+            Replay::Never => false,
+        };
+        if !repeatable {
+            return Next::End(if verdict.next { End::Unrepeatable } else { End::Final });
         }
         let room = u32::from(self.search.sends) < limits.sends_max.min(u32::from(u16::MAX));
         let pause = self.pause_ms(verdict.here).filter(|_| self.here < limits.max_attempts && room);

@@ -164,10 +164,20 @@ fn nothing_starts_at_or_after_the_deadline() {
 fn what_may_have_been_done_is_not_repeated() {
     let once = Limits { replay: Replay::RefusedOnly, ..LIMITS };
     check(once, "429 429 key ok", "a +100 b c ok");
-    check(once, "5xx ok", "a Final");
-    check(once, "timeout ok", "a Final");
-    check(once, "unreachable ok", "a Final");
-    check(once, "429 5xx ok", "a +100 Final");
+    check(once, "5xx ok", "a Unrepeatable");
+    check(once, "timeout ok", "a Unrepeatable");
+    check(once, "unreachable ok", "a Unrepeatable");
+    check(once, "429 5xx ok", "a +100 Unrepeatable");
+    check(once, "context ok", "a Final");
+}
+
+/// DESIGN.md section 10: "refused-before-work failures may always be retried except for images".
+#[test]
+fn what_is_sent_once_is_never_repeated() {
+    let never = Limits { replay: Replay::Never, ..LIMITS };
+    check(never, "429 ok", "a Unrepeatable");
+    check(never, "key ok", "a Unrepeatable");
+    check(never, "context ok", "a Final");
 }
 
 /// PITFALLS A04
