@@ -27,6 +27,7 @@ use waybill_schema::time::Time;
 
 use crate::follow::{self, Follower};
 use crate::service::{self, Parts, Shared};
+use crate::spending;
 use crate::trail::Trail;
 use crate::{DataDir, data, logs};
 
@@ -99,6 +100,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             Shared::Redis(Arc::new(redis))
         }
     };
+    let spending = spending::Store::named(config.usage.as_ref())?;
     let parts = Parts {
         listener,
         config: Arc::new(config),
@@ -110,6 +112,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         copy: Some(copy),
         more: Router::new(),
         shared,
+        spending,
         ship_time: SHIP_TIME,
     };
     runtime.block_on(service::serve(parts, &format!("waybill gateway {writer} is up at http://{listen}")))

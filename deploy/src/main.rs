@@ -24,6 +24,7 @@ mod service;
 mod sessions;
 mod simulator;
 mod state;
+mod spending;
 mod table;
 mod trail;
 mod up;

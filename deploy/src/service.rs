@@ -20,6 +20,7 @@ use waybill_events::log::Log;
 use waybill_events::shipper::{Health, Progress, Shipper};
 use waybill_events::spool::{Orphans, Reader, SPOOL_BYTES_MAX, Spool};
 use waybill_gateway::ledger::Ledger;
+use waybill_gateway::limits::Limits;
 use waybill_gateway::metrics::Metrics;
 use waybill_gateway::proxy::Gateway;
 use waybill_gateway::server::{self, House, Readiness, Ready};
@@ -34,6 +35,7 @@ use waybill_schema::time::Time;
 
 use crate::chore;
 use crate::follow::{self, Follower, Following, Sight};
+use crate::spending;
 use crate::watch::{self, Watch};
 use crate::{check, data};
 
@@ -64,6 +66,8 @@ pub(crate) struct Parts<L> {
     pub(crate) shared: Shared,
     /// Further pages at the same address.
     pub(crate) more: Router,
+    /// Where it is read what was spent of budgets.
+    pub(crate) spending: spending::Store,
     /// How long the last facts may take to reach the log; what has not stays in the spool.
     pub(crate) ship_time: Duration,
 }
@@ -176,8 +180,10 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
         metrics: Metrics::default(),
         secret: parts.secret,
         shared,
+        limits: Limits::default(),
     });
     let following = Following::start(gateway.clone(), follower, parts.copy)?;
+    let spending = spending::follow(gateway.clone(), parts.spending)?;
     let progress = shipper.progress().clone();
     let draining = Arc::new(AtomicBool::new(false));
     let vitals = Vitals {
@@ -213,7 +219,7 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
     };
     server::serve(parts.listener, house, stop).await;
     chores.shutdown().await;
-    drop((following, parts.watch));
+    drop((following, spending, parts.watch));
     gateway.ledger.close(Time::wall_clock());
     let standing = shipper.stop(parts.ship_time);
     if let Health::Fenced { by } = standing.health {

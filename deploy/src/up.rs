@@ -29,6 +29,7 @@ use waybill_schema::time::Time;
 
 use crate::follow::Follower;
 use crate::service::{self, Parts, Shared};
+use crate::spending;
 use crate::trail::Trail;
 use crate::watch::{Stamp, Watch};
 use crate::{DataDir, admin, check, data, demo};
@@ -97,6 +98,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
         copy: None,
         shared: Shared::InProcess(InProcess::Alone),
         more,
+        spending: spending::Store::embedded(&data)?,
         ship_time: Duration::from_secs(SHIP_SECONDS),
     };
     let greeting = demo.as_ref().map(|demo| demo.greeting(listen, &data));

@@ -11,6 +11,7 @@ use waybill_routing::dispatch::{self, Search};
 use waybill_routing::price;
 use waybill_routing::select::{self, Ask, Moment};
 use waybill_routing::state::State;
+use waybill_schema::catalogue::terms::Rights;
 use waybill_schema::catalogue::{Place, Pool};
 use waybill_schema::event::{
     Affinity, Attempt, Choice, Class, Context, Effect, Endpoint, Event, Outcome, Preference, Reason, Request,
@@ -33,6 +34,7 @@ pub struct Flight {
     pool: Arc<Pool>,
     request: RequestId,
     context: Context,
+    rights: Rights,
     begun: Instant,
     /// Whether gateways can see each other's records for this request; unknown before it has asked.
     view: Option<View>,
@@ -96,6 +98,8 @@ pub struct Departure {
     pub request: RequestId,
     /// Who asks for what.
     pub context: Context,
+    /// What the caller may ask for.
+    pub rights: Rights,
     /// When its first byte was read.
     pub begun: Instant,
 }
@@ -103,10 +107,11 @@ pub struct Departure {
 impl Flight {
     /// Begins.
     pub fn new(departure: Departure) -> Self {
-        let Departure { gateway, serving, pool, request, context, begun } = departure;
+        let Departure { gateway, serving, pool, request, context, rights, begun } = departure;
         gateway.metrics.in_flight.inc();
         let (view, base, open, last_class) = (None, None, None, None);
-        Self { gateway, serving, pool, request, context, begun, view, base, sends: 0, open, last_class, landed: false }
+        let (sends, landed) = (0, false);
+        Self { gateway, serving, pool, request, context, rights, begun, view, base, sends, open, last_class, landed }
     }
 
     /// Our id of the request.
@@ -117,6 +122,11 @@ impl Flight {
     /// Who asks for what.
     pub fn context(&self) -> &Context {
         &self.context
+    }
+
+    /// What the caller may ask for.
+    pub fn rights(&self) -> &Rights {
+        &self.rights
     }
 
     /// Sends so far.
@@ -348,6 +358,7 @@ impl Flight {
         let open = self.open.take()?;
         self.last_class = Some(verdict.class);
         self.gateway.metrics.attempt(&open.place.channel.id, verdict.class);
+        self.gateway.limits.used(&self.rights, &learnt.usage, Time::wall_clock());
         let protected = self.serving.config.health.enabled && !self.is_auxiliary();
         let thresholds = self.serving.thresholds(&self.pool.group);
         Some(Event::Attempt(Box::new(Attempt {

@@ -336,11 +336,15 @@ impl Journey<'_> {
     }
 
     /// Nobody may be sent to: the failure of the last send, if there was one, else a refusal that names the reasons.
-    fn without_route(&self, mut flight: Flight, choice: &Choice, failure: Option<Failure>) -> Response<Body> {
+    fn without_route(&self, flight: Flight, choice: &Choice, failure: Option<Failure>) -> Response<Body> {
         if let Some(failure) = failure {
             return self.give_up(flight, failure, End::Exhausted);
         }
-        let refusal = no_route(self.arrived.endpoint, choice);
+        self.refuse(flight, &no_route(self.arrived.endpoint, choice))
+    }
+
+    /// Refuses a request of which nothing was sent.
+    pub(crate) fn refuse(&self, mut flight: Flight, refusal: &Refusal) -> Response<Body> {
         self.gateway.metrics.refused(refusal.code());
         let mut response = refusal.answer(Some(self.arrived.endpoint), flight.request().as_str());
         self.mark(&flight, response.headers_mut(), None);

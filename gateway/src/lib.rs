@@ -5,6 +5,8 @@
 pub mod server;
 pub mod proxy;
 pub mod body;
+pub mod limits;
+pub mod guardrail;
 pub mod journey;
 pub mod failure;
 pub mod flight;

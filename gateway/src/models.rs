@@ -1,4 +1,4 @@
-//! `GET /v1/models` and `/v1/models/{id}`: the names that the caller's group shows, in the dialect of the asker.
+//! `GET /v1/models` and `/v1/models/{id}`: the names that the caller's group shows and the caller may use, in the dialect of the asker.
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response};
@@ -13,7 +13,7 @@ use crate::serving::Serving;
 /// Lists the models, or describes the one named.
 pub fn answer(serving: &Serving, headers: &HeaderMap, model: Option<&str>) -> Result<Response<Body>, Refusal> {
     let key = authenticate(serving, headers)?;
-    let names = serving.catalogue.models(&key.group);
+    let rights = serving.catalogue.rights(&key);
     let describe: fn(&str) -> Value = match dialect(headers) {
         Some(Endpoint::Messages) => {
             |name| json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"})
@@ -22,11 +22,12 @@ pub fn answer(serving: &Serving, headers: &HeaderMap, model: Option<&str>) -> Re
     };
     let body = match model {
         Some(model) => {
-            let known = serving.catalogue.pool(&key.group, model).is_some();
+            let known = rights.may(model) && serving.catalogue.pool(&key.group, model).is_some();
             known.then(|| describe(model)).ok_or_else(|| Refusal::ModelNotFound(model.to_owned()))?
         }
         None => {
-            let data: Vec<Value> = names.iter().map(|name| describe(name.as_str())).collect();
+            let shown = serving.catalogue.models(&key.group).into_iter().map(|name| name.as_str());
+            let data: Vec<Value> = shown.filter(|name| rights.may(name)).map(describe).collect();
             let ends = [data.first(), data.last()].map(|end| end.map(|model| model["id"].clone()));
             json!({"object": "list", "data": data, "has_more": false, "first_id": ends[0], "last_id": ends[1]})
         }

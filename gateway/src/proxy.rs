@@ -11,16 +11,20 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::request::{self, Inbound};
 use waybill_routing::session::{self, Identity, Signals, Whose};
+use waybill_schema::catalogue::terms::Rights;
 use waybill_schema::catalogue::{Key, Pool};
 use waybill_schema::event::{Context, Endpoint};
 use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId};
 use waybill_schema::secret::DeploymentSecret;
+use waybill_schema::time::Time;
 
 use crate::answer::{self, Body};
 use crate::body;
 use crate::flight::{Departure, Flight};
+use crate::guardrail::Subject;
 use crate::journey::Journey;
 use crate::ledger::Ledger;
+use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::serving::Serving;
@@ -42,6 +46,8 @@ pub struct Gateway {
     pub secret: DeploymentSecret,
     /// What gateways know of each other.
     pub shared: Arc<dyn SharedState>,
+    /// What callers have left.
+    pub limits: Limits,
 }
 
 /// A request with its body read and its caller known.
@@ -114,7 +120,8 @@ pub fn authenticate(serving: &Serving, headers: &HeaderMap) -> Result<Arc<Key>, 
 async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Body>, Refusal> {
     let inbound = request::parse(arrived.endpoint, &arrived.body)?;
     let (group, model) = destination(arrived, &inbound)?;
-    let pool = arrived.serving.catalogue.pool(&group, model).ok_or_else(|| Refusal::ModelNotFound(model.to_owned()))?;
+    let rights = arrived.serving.catalogue.rights(&arrived.key);
+    let pool = arrived.serving.catalogue.pool(&group, model).ok_or_else(|| unknown(&rights, model))?;
     let context = context(gateway, arrived, &inbound, &pool, model)?;
     let flight = Flight::new(Departure {
         gateway: gateway.clone(),
@@ -122,10 +129,39 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
         pool,
         request: arrived.request.clone(),
         context,
+        rights,
         begun: arrived.begun,
     });
     let deadline = Instant::now() + Duration::from_secs(arrived.serving.config.retry.timeout_seconds.into());
-    Ok(Journey { gateway, arrived, inbound, deadline, bodies: Vec::new() }.travel(flight).await)
+    let admitted = admit(gateway, arrived, &flight).await;
+    let journey = Journey { gateway, arrived, inbound, deadline, bodies: Vec::new() };
+    match admitted {
+        Ok(()) => Ok(journey.travel(flight).await),
+        Err(refusal) => Ok(journey.refuse(flight, &refusal)),
+    }
+}
+
+/// A model that nobody serves here; whether it is one elsewhere is not said to who may not use it.
+fn unknown(rights: &Rights, model: &str) -> Refusal {
+    let refusal = if rights.may(model) { Refusal::ModelNotFound } else { Refusal::ModelNotPermitted };
+    refusal(model.to_owned())
+}
+
+/// DESIGN.md section 4, step 1: what is refused here touches no deployment's health and no chain. What costs nothing is
+/// asked first, and only what passes counts for the caller's limits.
+async fn admit(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<(), Refusal> {
+    let (rights, context) = (flight.rights(), flight.context());
+    if !rights.may(context.model.as_str()) {
+        return Err(Refusal::ModelNotPermitted(context.model.as_str().to_owned()));
+    }
+    let guards = arrived.serving.guards(rights);
+    guards.iter().try_for_each(|guard| guard.inspect(&arrived.body))?;
+    gateway.limits.admit(rights, Time::wall_clock())?;
+    for guard in guards {
+        let subject = Subject { request: &arrived.request, context, body: &arrived.body };
+        guard.ask(&gateway.upstream, subject).await?;
+    }
+    Ok(())
 }
 
 /// S1.4: the group of `X-Waybill-Group` or of a model written `group/model`, where the key allows it, else the key's.

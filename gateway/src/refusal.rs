@@ -8,9 +8,11 @@ use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 use waybill_routing::request::BadBody;
 use waybill_routing::session::SessionError;
+use waybill_schema::catalogue::RowKey;
 use waybill_schema::event::Endpoint;
 
 use crate::answer::{Body, full};
+use crate::limits::Limit;
 
 /// The longest `Retry-After` that clients honour, in seconds (CLIENTS.md, rule 7).
 pub const RETRY_AFTER_MAX: u64 = 60;
@@ -51,6 +53,33 @@ pub enum Refusal {
     /// No route shows the model to this key.
     #[error("the model `{0}` does not exist or this key may not use it")]
     ModelNotFound(String),
+    /// The caller's key, team or organization does not permit the model.
+    #[error("this key may not use the model `{0}`")]
+    ModelNotPermitted(String),
+    /// The caller has used up a limit of its minute, or its budget.
+    #[error("the {limit} of {whose} is reached")]
+    LimitReached {
+        /// The row that sets the limit.
+        whose: RowKey,
+        /// The limit.
+        limit: Limit,
+        /// How long it stands, in milliseconds.
+        wait_ms: u64,
+    },
+    /// A guardrail refuses the request.
+    #[error("a guardrail of {whose} refuses this request{reason}")]
+    GuardrailDenied {
+        /// The row whose guardrail it is.
+        whose: RowKey,
+        /// What its hook says of it, after `: `; may be empty.
+        reason: String,
+    },
+    /// A guardrail's hook gave no answer, and nothing passes without one.
+    #[error("a guardrail of {whose} could not be asked about this request")]
+    GuardrailSilent {
+        /// The row whose guardrail it is.
+        whose: RowKey,
+    },
     /// There are deployments, but none may be sent to.
     #[error("no deployment can serve this request now: {why}")]
     NoRoute {
@@ -135,6 +164,30 @@ impl Refusal {
             Self::ModelNotFound(_) => {
                 Shape { anthropic_type: "not_found_error", ..caller(StatusCode::NOT_FOUND, "model_not_found") }
             }
+            Self::ModelNotPermitted(_) => {
+                Shape { anthropic_type: "permission_error", ..caller(StatusCode::FORBIDDEN, "model_not_permitted") }
+            }
+            Self::LimitReached { limit: Limit::Requests | Limit::Tokens, .. } => Shape {
+                status: StatusCode::TOO_MANY_REQUESTS,
+                code: "rate_limit_exceeded",
+                openai_type: "rate_limit_error",
+                anthropic_type: "rate_limit_error",
+                retry: None,
+            },
+            // 402, not 429: a budget is not waited for, and a client that waits a minute and asks again only asks in vain.
+            Self::LimitReached { limit: Limit::Budget(_), .. } => Shape {
+                openai_type: "insufficient_quota",
+                anthropic_type: "billing_error",
+                ..caller(StatusCode::PAYMENT_REQUIRED, "budget_exceeded")
+            },
+            Self::GuardrailDenied { .. } => caller(StatusCode::BAD_REQUEST, "guardrail_denied"),
+            Self::GuardrailSilent { .. } => Shape {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                code: "guardrail_unavailable",
+                openai_type: "server_error",
+                anthropic_type: "overloaded_error",
+                retry: None,
+            },
             Self::NoRoute { soonest_ms, .. } => Shape {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 code: "no_route_available",
@@ -165,7 +218,7 @@ impl Refusal {
         match self {
             Self::BadBody(error) => error.param(),
             Self::Session(error) => error.param(),
-            Self::ModelNotFound(_) => Some("model"),
+            Self::ModelNotFound(_) | Self::ModelNotPermitted(_) => Some("model"),
             Self::InvalidApiKey
             | Self::TooLarge { .. }
             | Self::BodyUnread
@@ -173,6 +226,9 @@ impl Refusal {
             | Self::UnknownCoding(_)
             | Self::BodyPacked
             | Self::GroupNotAllowed(_)
+            | Self::LimitReached { .. }
+            | Self::GuardrailDenied { .. }
+            | Self::GuardrailSilent { .. }
             | Self::NoRoute { .. }
             | Self::Upstream { .. }
             | Self::UpgradeRequired
@@ -186,6 +242,7 @@ impl Refusal {
     fn wait_ms(&self) -> Option<u64> {
         match self {
             Self::NoRoute { soonest_ms, .. } => *soonest_ms,
+            Self::LimitReached { wait_ms, .. } => Some(*wait_ms),
             Self::Upstream { retry_after_ms, .. } => *retry_after_ms,
             _ => None,
         }

@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
-use waybill_schema::catalogue::{Catalogue, Group, Key, Place, Status, StickyPolicy};
+use waybill_schema::catalogue::terms::{Guardrails, Rights};
+use waybill_schema::catalogue::{Catalogue, Group, Key, Place, RowKey, Status, StickyPolicy};
 use waybill_schema::config::Config;
 use waybill_schema::event::{KeyType, Thresholds};
 use waybill_schema::id::ChannelId;
 use waybill_schema::secret::SecretRef;
+
+use crate::guardrail::Guard;
 
 const MS_PER_SECOND: u64 = 1000;
 
@@ -24,6 +27,7 @@ pub struct Serving {
     pub config: Arc<Config>,
     callers: HashMap<[u8; 32], Arc<Key>>,
     credentials: HashMap<ChannelId, Vec<Credential>>,
+    guards: HashMap<RowKey, Guard>,
 }
 
 /// A resolved upstream credential, ready to be sent; it is never logged.
@@ -80,12 +84,27 @@ impl Serving {
             let secrets = channel.api_keys.iter().filter_map(|key| fetch(format!("channel `{}`", channel.id), key));
             credentials.insert(channel.id.clone(), secrets.filter_map(|secret| Credential::new(&secret)).collect());
         }
-        (Self { catalogue, config, callers, credentials }, unresolved)
+        let mut guards = HashMap::new();
+        for rights in catalogue.keys.values().map(|key| catalogue.rights(key)) {
+            for (whose, guardrails) in guarded(&rights) {
+                let token = guardrails.hook.as_ref().and_then(|hook| hook.token.as_ref());
+                guards.entry(whose).or_insert_with_key(|whose| {
+                    let token = token.and_then(|token| fetch(whose.to_string(), token));
+                    Guard::new(whose.clone(), guardrails, token.as_deref())
+                });
+            }
+        }
+        (Self { catalogue, config, callers, credentials, guards }, unresolved)
     }
 
     /// The caller whose secret this is. The lookup is by digest: it takes no longer for a nearly right secret.
     pub fn caller(&self, secret: &[u8]) -> Option<&Arc<Key>> {
         self.callers.get(&digest(secret))
+    }
+
+    /// The guardrails that a caller's requests must pass, its own first.
+    pub fn guards(&self, rights: &Rights) -> Vec<&Guard> {
+        guarded(rights).filter_map(|(whose, _)| self.guards.get(&whose)).collect()
     }
 
     /// Whether `place` can be sent to: its channel wants no credential, or has one.
@@ -142,6 +161,13 @@ impl Credential {
         };
         Some(Self { bearer: sensitive(&format!("Bearer {secret}"))?, plain: sensitive(secret)? })
     }
+}
+
+/// The guardrails of a caller, each with the row that sets them.
+fn guarded(rights: &Rights) -> impl Iterator<Item = (RowKey, &Guardrails)> {
+    rights
+        .terms()
+        .filter_map(|(kind, id, terms)| Some((RowKey { kind, id: id.to_owned() }, terms.guardrails.as_ref()?)))
 }
 
 fn digest(bytes: &[u8]) -> [u8; 32] {

@@ -10,3 +10,4 @@ pub mod embedded;
 pub mod redis;
 mod rows;
 pub mod postgres;
+pub mod spending;

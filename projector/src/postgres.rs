@@ -15,11 +15,15 @@ mod generation;
 mod rebuild;
 mod sessions;
 mod snapshot;
+mod reader;
 mod store;
 mod table;
 mod tally;
 mod text;
 mod verify;
+
+pub(crate) use reader::Reader;
+pub use reader::ReaderError;
 
 use std::error::Error;
 use std::time::Duration;

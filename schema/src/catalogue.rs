@@ -3,6 +3,7 @@
 //! [`Rows`] is the fold of `catalogue` batches; [`Catalogue`] is its compiled, immutable form that a request reads.
 
 pub mod reference;
+pub mod terms;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::event::{Batch, Endpoint, Op, Stored};
 use crate::id::{ChannelId, DeploymentId, GroupId, KeyId, MemberId, ModelName, OrganizationId, TeamId, TemplateId};
 use crate::secret::SecretRef;
+use terms::Terms;
 
 /// Whether a row takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -273,6 +275,9 @@ pub struct Organization {
     pub id: OrganizationId,
     /// Its policy.
     pub template: Option<TemplateId>,
+    /// What its teams' requests may do.
+    #[serde(default, skip_serializing_if = "Terms::is_empty")]
+    pub terms: Terms,
 }
 
 /// A team of an organization.
@@ -285,6 +290,9 @@ pub struct Team {
     pub organization: Option<OrganizationId>,
     /// Its policy.
     pub template: Option<TemplateId>,
+    /// What its keys' requests may do.
+    #[serde(default, skip_serializing_if = "Terms::is_empty")]
+    pub terms: Terms,
 }
 
 /// A caller's key.
@@ -307,6 +315,9 @@ pub struct Key {
     pub template: Option<TemplateId>,
     /// Whether replies name the deployment that served.
     pub expose_route: bool,
+    /// What its requests may do.
+    #[serde(default, skip_serializing_if = "Terms::is_empty")]
+    pub terms: Terms,
 }
 
 /// A row of the catalogue.
@@ -513,6 +524,8 @@ pub struct Catalogue {
     pub keys: BTreeMap<KeyId, Arc<Key>>,
     /// All channels by id.
     pub channels: BTreeMap<ChannelId, Arc<Channel>>,
+    teams: HashMap<TeamId, Arc<Team>>,
+    organizations: HashMap<OrganizationId, Arc<Organization>>,
     groups: HashMap<GroupId, Served>,
 }
 
@@ -555,7 +568,9 @@ impl Catalogue {
                 Row::Route(row) => routes.push(Arc::new(row)),
                 Row::Member(row) => members.push((Arc::new(row), stored.incarnation)),
                 Row::Key(row) => drop(catalogue.keys.insert(row.id.clone(), Arc::new(row))),
-                Row::Template(_) | Row::Organization(_) | Row::Team(_) => {}
+                Row::Organization(row) => drop(catalogue.organizations.insert(row.id.clone(), Arc::new(row))),
+                Row::Team(row) => drop(catalogue.teams.insert(row.id.clone(), Arc::new(row))),
+                Row::Template(_) => {}
             }
         }
         routes.sort_by_key(|route| specificity(route.model.as_str()));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde_json::Value;
+use waybill_schema::catalogue::terms::Terms;
 use waybill_schema::catalogue::{
     Allocation, Chain, Channel, Dialect, FailoverPolicy, Group, Key, Member, ModelRoute, Organization, Route, Row,
     Status, StickyMode, StickyPolicy, Strategy as Sharing, Team, Template,
@@ -330,8 +331,17 @@ fn example_rows() -> Vec<Row> {
             content_policy_fallbacks: vec![],
             expose_route: false,
         }),
-        Row::Organization(Organization { id: "acme".into(), template: Some("default".into()) }),
-        Row::Team(Team { id: "research".into(), organization: Some("acme".into()), template: None }),
+        Row::Organization(Organization {
+            id: "acme".into(),
+            template: Some("default".into()),
+            terms: Terms::default(),
+        }),
+        Row::Team(Team {
+            id: "research".into(),
+            organization: Some("acme".into()),
+            template: None,
+            terms: Terms::default(),
+        }),
         Row::Key(Key {
             id: "alice".into(),
             status: Status::Active,
@@ -341,6 +351,7 @@ fn example_rows() -> Vec<Row> {
             groups: vec![],
             template: None,
             expose_route: false,
+            terms: Terms::default(),
         }),
     ]
 }

@@ -156,7 +156,12 @@ impl Fleet {
 
     /// A client of gateway `n`.
     pub(crate) fn client(&self, n: usize) -> Client {
-        Client::new(self.gateway(n).addr, KEY)
+        self.client_with(n, KEY)
+    }
+
+    /// The same with another key.
+    pub(crate) fn client_with(&self, n: usize, key: &str) -> Client {
+        Client::new(self.gateway(n).addr, key)
     }
 
     /// What gateway `n` says of itself once `holds` is true of it.

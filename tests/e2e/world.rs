@@ -25,11 +25,12 @@ pub(crate) const KEY: &str = "sk-world";
 pub(crate) const ADMIN_TOKEN: &str = "sk-admin";
 
 /// The environment of the binary.
-pub(crate) const SECRETS: [(&str, &str); 6] = [
+pub(crate) const SECRETS: [(&str, &str); 7] = [
     ("ADMIN_TOKEN", ADMIN_TOKEN),
     ("TESTER_KEY", KEY),
     ("OTHER_KEY", "sk-other"),
     ("BOTH_KEY", "sk-both"),
+    ("LIMITED_KEY", "sk-limited"),
     ("UPSTREAM_KEY", "sk-upstream"),
     ("DEPLOYMENT_SECRET", "a secret of all gateways"),
 ];
@@ -64,6 +65,8 @@ pub(crate) struct Rows {
     pub(crate) groups: Vec<String>,
     pub(crate) routes: Vec<String>,
     pub(crate) keys: Vec<String>,
+    pub(crate) teams: Vec<String>,
+    pub(crate) organizations: Vec<String>,
 }
 
 impl Plan {
@@ -98,16 +101,22 @@ impl Plan {
             members.push_str(&format!("        - {{ channel: {name}, group: main, {member} }}\n"));
         }
         let lines = |rows: &[String]| rows.iter().map(|row| format!("    - {row}\n")).collect::<String>();
-        let Rows { groups, routes, keys } = &self.rows;
+        let Rows { groups, routes, keys, teams, organizations } = &self.rows;
+        let section = |name: &str, rows: &[String]| match rows {
+            [] => String::new(),
+            rows => format!("  {name}:\n{}", lines(rows)),
+        };
         format!(
             "{}\ncatalogue:\n  channels:\n{channels}  groups:\n    - {{ id: main, {} }}\n{}  routes:\n    - \
              model: gpt\n      members:\n{members}{}  keys:\n    - {{ id: tester, key: 'env:TESTER_KEY', group: main, expose_route: true }}\n    \
-             - {{ id: other, key: 'env:OTHER_KEY', group: main, expose_route: true }}\n{}",
+             - {{ id: other, key: 'env:OTHER_KEY', group: main, expose_route: true }}\n{}{}{}",
             self.settings,
             self.group,
             lines(groups),
             lines(routes),
-            lines(keys)
+            lines(keys),
+            section("teams", teams),
+            section("organizations", organizations)
         )
     }
 }

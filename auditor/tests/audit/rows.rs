@@ -1,6 +1,7 @@
 //! Rows of a catalogue, said in few words, and a history of batches over them.
 
 use waybill_auditor::catalogue::{self, UndoRefused};
+use waybill_schema::catalogue::terms::Terms;
 use waybill_schema::catalogue::{
     Allocation, Channel, Group, Key, Member, ModelRoute, Organization, Route, Row, RowKey, Rows, Status, Strategy,
     Team, Template,
@@ -72,11 +73,16 @@ pub(crate) fn template(id: &str, model: &str, deployment: Option<&str>) -> Row {
 }
 
 pub(crate) fn organization(id: &str, template: Option<&str>) -> Row {
-    Row::Organization(Organization { id: id.into(), template: template.map(Into::into) })
+    Row::Organization(Organization { id: id.into(), template: template.map(Into::into), terms: Terms::default() })
 }
 
 pub(crate) fn team(id: &str, organization: Option<&str>) -> Row {
-    Row::Team(Team { id: id.into(), organization: organization.map(Into::into), template: None })
+    Row::Team(Team {
+        id: id.into(),
+        organization: organization.map(Into::into),
+        template: None,
+        terms: Terms::default(),
+    })
 }
 
 pub(crate) fn key(id: &str, secret: &str, group: &str, team: Option<&str>) -> Row {
@@ -89,6 +95,7 @@ pub(crate) fn key(id: &str, secret: &str, group: &str, team: Option<&str>) -> Ro
         groups: Vec::new(),
         template: None,
         expose_route: false,
+        terms: Terms::default(),
     })
 }
 

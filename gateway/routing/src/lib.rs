@@ -8,6 +8,7 @@ pub mod fingerprint;
 pub mod state;
 pub mod select;
 pub mod dispatch;
+pub mod rate;
 pub mod classify;
 pub mod observe;
 pub mod price;

@@ -130,6 +130,11 @@ impl Store {
         Ok(Self { client, connection: tasks })
     }
 
+    /// The connection, for whoever only reads.
+    pub(super) fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
     /// Whether the connection still stands, as far as is known.
     pub(super) fn stands(&self) -> bool {
         !self.client.is_closed() && !self.connection.is_empty()

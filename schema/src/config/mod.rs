@@ -9,6 +9,7 @@ mod parse;
 mod reader;
 mod rows;
 mod settings;
+mod terms;
 mod value;
 mod yaml;
 

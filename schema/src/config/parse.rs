@@ -17,7 +17,7 @@ const NOTICE_SECONDS: RangeInclusive<u32> = 0..=600;
 
 /// Settings that are read and checked but change nothing in this version; whoever brings one into force takes its line
 /// out. A line stands for everything under it; `[]` is any element.
-const NOT_IN_FORCE: [&str; 14] = [
+const NOT_IN_FORCE: [&str; 17] = [
     "routing.latency_aware",
     "routing.error_aware",
     "routing.concurrency_aware",
@@ -32,6 +32,9 @@ const NOT_IN_FORCE: [&str; 14] = [
     "catalogue.templates[].fallbacks",
     "catalogue.templates[].context_window_fallbacks",
     "catalogue.templates[].content_policy_fallbacks",
+    "catalogue.organizations[].budget.usd",
+    "catalogue.teams[].budget.usd",
+    "catalogue.keys[].budget.usd",
 ];
 
 /// Parses the configuration `text`, read from `file` (a name for messages), with `env` to look overrides up in.

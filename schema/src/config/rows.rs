@@ -8,6 +8,7 @@ use super::fields::{Field, Fields};
 use super::names::Names;
 use super::reader::Here;
 use super::settings::{ATTEMPTS, failover_policy, first_token, sticky_policy};
+use super::terms::terms;
 use super::value;
 use crate::catalogue::{
     Allocation, Chain, Channel, Dialect, Group, Key, Member, ModelRoute, Organization, Price, Route, Row, Status,
@@ -250,7 +251,11 @@ fn template_chains(field: Field<'_>, names: &Names) -> Vec<Chain> {
 }
 
 fn organization(mut row: Fields<'_>, names: &Names) -> Organization {
-    Organization { id: row.field("id").required().id(), template: names.templates.refer(row.field("template")) }
+    Organization {
+        id: row.field("id").required().id(),
+        template: names.templates.refer(row.field("template")),
+        terms: terms(&mut row, names),
+    }
 }
 
 fn team(mut row: Fields<'_>, names: &Names) -> Team {
@@ -258,6 +263,7 @@ fn team(mut row: Fields<'_>, names: &Names) -> Team {
         id: row.field("id").required().id(),
         organization: names.organizations.refer(row.field("organization")),
         template: names.templates.refer(row.field("template")),
+        terms: terms(&mut row, names),
     }
 }
 
@@ -282,6 +288,7 @@ fn keys(field: Field<'_>, names: &Names) -> Vec<Key> {
             groups: values(distinct(row.field("groups"), |text| names.groups.known(text).map(GroupId::from))),
             template: names.templates.refer(row.field("template")),
             expose_route: row.field("expose_route").flag(false),
+            terms: terms(&mut row, names),
         });
     }
     keys
@@ -329,7 +336,7 @@ fn description(text: &str) -> Result<String, String> {
 }
 
 /// The elements of a list, each with its place; none may stand there twice.
-fn distinct<'a, T: Clone + Eq + Hash>(
+pub(super) fn distinct<'a, T: Clone + Eq + Hash>(
     field: Field<'a>,
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Vec<(T, Here<'a>)> {
@@ -346,6 +353,6 @@ fn distinct<'a, T: Clone + Eq + Hash>(
     elements
 }
 
-fn values<T>(elements: Vec<(T, Here<'_>)>) -> Vec<T> {
+pub(super) fn values<T>(elements: Vec<(T, Here<'_>)>) -> Vec<T> {
     elements.into_iter().map(|(value, _)| value).collect()
 }

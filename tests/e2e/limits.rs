@@ -1,0 +1,226 @@
+//! Limits: which models a key may ask for, how much of them, and how a refusal is told and recorded (S3.11, S3.15).
+
+use serde_json::{Value, json};
+use waybill_servers::nats::{self, Nats};
+use waybill_servers::postgres::{self, Postgres};
+use waybill_simulator::Action;
+
+use crate::client::{Answer, Client};
+use crate::dialect::{CHAT, DIALECTS};
+use crate::fleet::Fleet;
+use crate::process::Process;
+use crate::world::{PATIENCE, Plan, Rows, World};
+
+/// A world with one more key, `sk-limited`, of a team of an organization.
+fn plan(key: &str, team: &str, organization: &str) -> Plan {
+    let rows = Rows {
+        groups: vec!["{ id: extra }".to_owned()],
+        routes: vec![
+            "{ model: gpt-mini, members: [{ channel: a, group: main }, { channel: a, group: extra }] }".to_owned(),
+            "{ model: 'open-*', members: [{ channel: a, group: main }] }".to_owned(),
+        ],
+        keys: vec![
+            format!("{{ id: limited, key: 'env:LIMITED_KEY', group: main, groups: [extra], team: research, {key} }}"),
+            "{ id: mate, key: 'env:BOTH_KEY', group: main, team: research }".to_owned(),
+        ],
+        teams: vec![format!("{{ id: research, organization: acme, {team} }}")],
+        organizations: vec![format!("{{ id: acme, {organization} }}")],
+    };
+    Plan { rows, ..Plan::of(&["a"]) }
+}
+
+async fn ask(client: &Client, model: &str, headers: &[(&str, &str)]) -> Answer {
+    let body = json!({"model": model, "messages": [{"role": "user", "content": "Hello"}]});
+    client.post(CHAT.path, headers, &body).await
+}
+
+/// The status, and the code of an error.
+fn told(answer: &Answer) -> String {
+    let code = answer.json()["error"]["code"].as_str().map(|code| format!(" {code}"));
+    format!("{}{}", answer.status.as_u16(), code.unwrap_or_default())
+}
+
+/// H01, H02: a permission is for the name that is asked for, holds under every spelling of it, and what a key, its
+/// team and its organization permit must agree. Whether a model that is not permitted exists is not said.
+#[tokio::test]
+async fn a_model_is_permitted_under_any_spelling_or_none() {
+    const DENIED: &str = "403 model_not_permitted";
+    let plan = plan("models: [gpt, 'open-*']", "models: ['gpt*', 'open-*']", "models: ['*t*', open-b]");
+    let mut world = World::start(plan).await;
+    let limited = world.client_with("sk-limited");
+    let extra = [("x-waybill-group", "extra")];
+    let table: [(&str, &[(&str, &str)], &str); 13] = [
+        ("gpt", &[], "200"),
+        ("main/gpt", &[], "200"),
+        ("open-text", &[], "200"),
+        ("open-b", &[], "200"),
+        ("open-a", &[], DENIED),
+        ("gpt-mini", &[], DENIED),
+        ("main/gpt-mini", &[], DENIED),
+        ("extra/gpt-mini", &[], DENIED),
+        ("gpt-mini", &extra, DENIED),
+        ("GPT", &[], DENIED),
+        ("a/gpt", &[], DENIED),
+        ("nobody", &[], DENIED),
+        ("open-*", &[], DENIED),
+    ];
+    for (model, headers, expected) in table {
+        assert_eq!(told(&ask(&limited, model, headers).await), expected, "{model} {headers:?}");
+    }
+    assert_eq!(told(&ask(&world.client_with("sk-both"), "gpt-mini", &[]).await), "200", "a mate may");
+    assert_eq!(told(&ask(&world.client(), "open-a", &[]).await), "200", "a key without a team may");
+    let asked: Vec<_> = world.calls().into_iter().filter_map(|call| call.model).collect();
+    assert_eq!(asked, ["gpt", "gpt", "open-text", "open-b", "gpt-mini", "open-a"]);
+
+    let names = |answer: Answer| {
+        let list = answer.json()["data"].as_array().cloned().unwrap_or_default();
+        list.iter().map(|model| model["id"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(limited.get("/v1/models", &[]).await), ["gpt"]);
+    assert_eq!(names(world.client().get("/v1/models", &[]).await), ["gpt", "gpt-mini"]);
+    assert_eq!(told(&limited.get("/v1/models/gpt-mini", &[]).await), "404 model_not_found");
+    assert_eq!(limited.get("/v1/models/open-b", &[]).await.status, 200);
+
+    // Recorded: what has a route, as a refusal without a send. What has none is a name anybody may make up.
+    world.stop().await;
+    let refused =
+        "select model, outcome, code, status, attempts from usage_events where outcome = 'refused' order by 1";
+    assert_eq!(
+        world.table(refused),
+        [
+            "gpt-mini|refused|model_not_permitted|403|0",
+            "gpt-mini|refused|model_not_permitted|403|0",
+            "gpt-mini|refused|model_not_permitted|403|0",
+            "gpt-mini|refused|model_not_permitted|403|0",
+            "open-*|refused|model_not_permitted|403|0",
+            "open-a|refused|model_not_permitted|403|0",
+        ]
+    );
+}
+
+/// Checks a refusal by a limit of a minute, in the dialect: how long to wait, and that waiting helps.
+#[track_caller]
+fn check_wait(answer: &Answer, whose: &str, anthropic: bool) {
+    assert_eq!(told(answer), "429 rate_limit_exceeded");
+    let wait: u64 = answer.header("retry-after").and_then(|text| text.parse().ok()).expect("a wait in seconds");
+    assert!((1..=60).contains(&wait), "{wait}");
+    assert_eq!(answer.header("x-should-retry"), None);
+    let error = &answer.json()["error"];
+    assert_eq!(error["type"], "rate_limit_error");
+    let message = error["message"].as_str().expect("a message");
+    assert!(message.contains(whose) && message.contains(&format!("{wait} s")), "{message}");
+    assert_eq!(answer.json()["type"] == "error", anthropic);
+}
+
+/// Requests a minute, of a key and of its team; what is refused does not count, and nobody else is held back.
+#[tokio::test]
+async fn requests_a_minute_are_held_back_by_key_and_by_team() {
+    let mut world = World::start(plan("requests_per_minute: 2", "requests_per_minute: 3", "")).await;
+    let (limited, mate) = (world.client_with("sk-limited"), world.client_with("sk-both"));
+    for _ in 0..2 {
+        assert_eq!(told(&ask(&limited, "gpt", &[]).await), "200");
+    }
+    for dialect in DIALECTS {
+        let answer = limited.post(dialect.path, &[], &dialect.body("Hello", true)).await;
+        check_wait(&answer, "key `limited`", dialect.is_anthropic());
+    }
+    assert_eq!(told(&ask(&mate, "gpt", &[]).await), "200");
+    check_wait(&ask(&mate, "gpt", &[]).await, "team `research`", false);
+    assert_eq!(told(&ask(&world.client(), "gpt", &[]).await), "200");
+    assert_eq!(world.calls().len(), 4);
+    world.stop().await;
+    let sql =
+        "select key_id, outcome, coalesce(code, '-'), attempts, count(*) from usage_events group by 1, 2 order by 1, 2";
+    assert_eq!(
+        world.table(sql),
+        [
+            "limited|refused|rate_limit_exceeded|0|3",
+            "limited|success|-|1|2",
+            "mate|refused|rate_limit_exceeded|0|1",
+            "mate|success|-|1|1",
+            "tester|success|-|1|1",
+        ]
+    );
+}
+
+/// Tokens a minute: counted when they are known, streamed or not; a failed send that spent none counts none.
+#[tokio::test]
+async fn tokens_a_minute_are_held_back_once_they_are_spent() {
+    let world = World::start(plan("tokens_per_minute: 50", "", "").settings("retry: { max_attempts: 1 }\n")).await;
+    let limited = world.client_with("sk-limited");
+    world.upstreams[0].push(Action::status(400));
+    assert_eq!(ask(&limited, "gpt", &[]).await.status, 400);
+    let spent = || -> u64 {
+        let calls = world.calls();
+        calls.iter().filter_map(|call| call.usage.as_ref()).map(|usage| usage.prompt_tokens + usage.output_tokens).sum()
+    };
+    while spent() < 50 {
+        let answer = limited.post(CHAT.path, &[], &CHAT.body("Hello", true)).await;
+        assert_eq!(answer.status, 200, "{} tokens were spent: {}", spent(), answer.text());
+    }
+    let calls = world.calls().len();
+    check_wait(&ask(&limited, "gpt", &[]).await, "key `limited`", false);
+    assert_eq!(world.calls().len(), calls);
+    assert_eq!(told(&ask(&world.client_with("sk-both"), "gpt", &[]).await), "200");
+}
+
+/// Asks until the budget is reached.
+async fn spend(client: &Client) -> Answer {
+    let spend = async {
+        loop {
+            let answer = ask(client, "gpt", &[]).await;
+            if answer.status != 200 {
+                return answer;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, spend).await.expect("what was spent comes to be known")
+}
+
+#[track_caller]
+fn check_budget(answer: &Answer, whose: &str) {
+    assert_eq!(told(answer), "402 budget_exceeded");
+    let error: Value = answer.json()["error"].clone();
+    let message = error["message"].as_str().expect("a message");
+    assert!(message.contains(whose), "{message}");
+    // The header is what clients believe at most; the body says how long the day or month still is.
+    let seconds = message.split_once("free again in ").and_then(|(_, rest)| rest.split_once(" s"));
+    let seconds: u64 = seconds.and_then(|(seconds, _)| seconds.parse().ok()).expect("the true time");
+    assert!((1..=31 * 86_400).contains(&seconds), "{seconds}");
+    assert_eq!(answer.header("retry-after"), Some(seconds.min(60).to_string().as_str()));
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+}
+
+/// A budget is what the usage rows say: it is reached while the gateway runs, and still is after a restart.
+#[tokio::test]
+async fn a_budget_of_tokens_is_reached_and_outlives_the_gateway() {
+    let mut world = World::start(plan("budget: { tokens: 100, period: day }", "", "")).await;
+    let limited = world.client_with("sk-limited");
+    check_budget(&spend(&limited).await, "key `limited`");
+    for dialect in DIALECTS {
+        let answer = limited.post(dialect.path, &[], &dialect.body("Hello", true)).await;
+        check_budget(&answer, "budget of the day of key `limited`");
+        let kind = if dialect.is_anthropic() { "billing_error" } else { "insufficient_quota" };
+        assert_eq!(answer.json()["error"]["type"], kind);
+    }
+    assert_eq!(told(&ask(&world.client_with("sk-both"), "gpt", &[]).await), "200");
+    world.stop().await;
+    let sql = "select sum(a.input + a.output) >= 100 from usage_attempts a join usage_events e using (request_id) \
+               where e.key_id = 'limited'";
+    assert_eq!(world.table(sql), ["1"]);
+    world.restart().await;
+    check_budget(&spend(&world.client_with("sk-limited")).await, "key `limited`");
+}
+
+/// The budget of an organization is spent by all its keys; gateways know of each other's spending through Postgres.
+#[tokio::test]
+async fn a_budget_is_shared_by_gateways() {
+    let (nats, postgres) = (Nats::start(&nats::Options::default()), Postgres::start(&postgres::Options::default()));
+    let settings = format!("retry: {{ backoff_ms: 1 }}\nusage: {{ postgres: '{}' }}\n", postgres.database());
+    let plan = plan("", "", "budget: { tokens: 200 }").settings(&settings);
+    let fleet = Fleet::start(plan, 2, &[nats.url()]).await;
+    let _projector = Process::start(&mut fleet.command(&["projector", "--listen", "127.0.0.1:0"])).await;
+    check_budget(&spend(&fleet.client_with(0, "sk-limited")).await, "budget of the month of organization `acme`");
+    check_budget(&spend(&fleet.client_with(1, "sk-both")).await, "organization `acme`");
+    assert_eq!(told(&ask(&fleet.client(1), "gpt", &[]).await), "200", "a key of no organization");
+}
