@@ -54,6 +54,16 @@ enum Api {
     Messages,
     CountTokens,
     Embeddings,
+    Completions,
+    ImageGenerations,
+    ImageEdits,
+    Speech,
+    Transcriptions,
+    Translations,
+    Videos,
+    Music,
+    Moderations,
+    Rerank,
 }
 
 impl From<Api> for Endpoint {
@@ -64,6 +74,16 @@ impl From<Api> for Endpoint {
             Api::Messages => Self::Messages,
             Api::CountTokens => Self::CountTokens,
             Api::Embeddings => Self::Embeddings,
+            Api::Completions => Self::Completions,
+            Api::ImageGenerations => Self::ImageGenerations,
+            Api::ImageEdits => Self::ImageEdits,
+            Api::Speech => Self::Speech,
+            Api::Transcriptions => Self::Transcriptions,
+            Api::Translations => Self::Translations,
+            Api::Videos => Self::Videos,
+            Api::Music => Self::Music,
+            Api::Moderations => Self::Moderations,
+            Api::Rerank => Self::Rerank,
         }
     }
 }

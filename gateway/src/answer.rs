@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::{Frame, SizeHint};
 use waybill_schema::event::Endpoint;
 
+use crate::gate::Passage;
 use crate::relay::Relay;
 
 /// The body of a reply: whole, a relayed stream, or a page of axum's.
@@ -18,6 +19,8 @@ pub enum Body {
     Whole(http_body_util::Full<Bytes>),
     /// As it comes from the upstream.
     Relay(Box<Relay>),
+    /// As it comes, unread.
+    Passage(Box<Passage>),
     /// A page beside the proxy.
     Page(axum::body::Body),
 }
@@ -35,6 +38,7 @@ impl http_body::Body for Body {
         match self.get_mut() {
             Self::Whole(whole) => Pin::new(whole).poll_frame(cx).map_err(|never| match never {}),
             Self::Page(page) => Pin::new(page).poll_frame(cx),
+            Self::Passage(passage) => passage.poll_next(cx).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
             Self::Relay(relay) => relay.poll_next(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
@@ -43,7 +47,7 @@ impl http_body::Body for Body {
         match self {
             Self::Whole(whole) => whole.is_end_stream(),
             Self::Page(page) => page.is_end_stream(),
-            Self::Relay(_) => false,
+            Self::Relay(_) | Self::Passage(_) => false,
         }
     }
 
@@ -51,7 +55,7 @@ impl http_body::Body for Body {
         match self {
             Self::Whole(whole) => whole.size_hint(),
             Self::Page(page) => page.size_hint(),
-            Self::Relay(_) => SizeHint::default(),
+            Self::Relay(_) | Self::Passage(_) => SizeHint::default(),
         }
     }
 }
@@ -90,10 +94,7 @@ impl Marks<'_> {
 
 /// The header in which a dialect names its request id.
 pub fn request_id_header(endpoint: Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Messages | Endpoint::CountTokens => "request-id",
-        Endpoint::Chat | Endpoint::Responses | Endpoint::Embeddings => "x-request-id",
-    }
+    if endpoint.is_anthropic() { "request-id" } else { "x-request-id" }
 }
 
 /// The upstream's reply headers that may reach the client: no hop-by-hop header, no cookie, no quota of the
@@ -147,6 +148,16 @@ fn is_private(name: &HeaderName) -> bool {
 /// Whether the reply is an event stream.
 pub fn is_event_stream(headers: &HeaderMap) -> bool {
     media_type(headers).is_some_and(|media| media.eq_ignore_ascii_case("text/event-stream"))
+}
+
+/// Whether the reply says that it is JSON.
+pub fn is_json(headers: &HeaderMap) -> bool {
+    media_type(headers).is_some() && may_be_json(headers)
+}
+
+/// Whether the reply is a web page.
+pub fn is_page(headers: &HeaderMap) -> bool {
+    media_type(headers).is_some_and(|media| media.eq_ignore_ascii_case("text/html"))
 }
 
 /// Whether the reply is JSON, or does not say what it is.

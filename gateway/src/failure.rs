@@ -9,6 +9,7 @@ use waybill_schema::time::Time;
 
 use crate::answer;
 use crate::flight::{Flight, Learnt};
+use crate::gate::Filled;
 use crate::refusal::Refusal;
 use crate::upstream::NoAnswer;
 
@@ -70,6 +71,18 @@ impl Failure {
     /// The same with the upstream's HTTP status.
     pub(crate) fn with_status(mut self, status: Option<u16>) -> Self {
         self.learnt.status = status;
+        self
+    }
+
+    /// The same of a send whose body was still coming from its client: what the client did is not the upstream's fault.
+    pub(crate) fn of_sender(mut self, form: &Filled) -> Self {
+        if let Some(refusal) = form.blame() {
+            let left = matches!(refusal, Refusal::BodyUnread);
+            self.verdict = Verdict::ended(if left { Class::Cancelled } else { Class::CallerError }, Effect::None);
+            self.shown = Shown::Ours(refusal);
+        } else if form.is_coming() && self.learnt.status.is_none() {
+            self.verdict.effect = Effect::None;
+        }
         self
     }
 

@@ -80,7 +80,7 @@ struct Verdict {
 pub(crate) struct Subject<'a> {
     pub(crate) request: &'a RequestId,
     pub(crate) context: &'a Context,
-    /// The body, which is JSON.
+    /// The body, or the texts of a form, as JSON.
     pub(crate) body: &'a [u8],
 }
 
@@ -110,9 +110,14 @@ impl Guard {
         Self { whose, deny, request_bytes_max, hook }
     }
 
-    /// Looks at the size and the texts of a body.
-    pub(crate) fn inspect(&self, body: &[u8]) -> Result<(), Refusal> {
-        if let Some(limit_bytes) = self.request_bytes_max.filter(|limit| body.len() > *limit) {
+    /// Whether it must know the whole of a request.
+    pub(crate) fn looks(&self) -> bool {
+        self.request_bytes_max.is_some() || self.hook.is_some() || !matches!(self.deny, Deny::Nothing)
+    }
+
+    /// Looks at the size of a body, and at its texts.
+    pub(crate) fn inspect(&self, length: usize, body: &[u8]) -> Result<(), Refusal> {
+        if let Some(limit_bytes) = self.request_bytes_max.filter(|limit| length > *limit) {
             return Err(Refusal::TooLarge { limit_bytes });
         }
         let denied = match &self.deny {
@@ -267,7 +272,7 @@ mod tests {
     fn patterns_that_cannot_be_used_refuse_everything() {
         let guardrails = Guardrails { deny: vec!["(".to_owned()], ..Guardrails::default() };
         let whose = RowKey { kind: waybill_schema::catalogue::RowKind::Key, id: "k".to_owned() };
-        let refusal = Guard::new(whose, &guardrails, None).inspect(b"{}").expect_err("nothing passes");
+        let refusal = Guard::new(whose, &guardrails, None).inspect(2, b"{}").expect_err("nothing passes");
         assert_eq!(
             (refusal.code(), refusal.to_string()),
             ("guardrail_denied", "a guardrail of key `k` refuses this request".to_owned())

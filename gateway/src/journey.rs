@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::classify::{self, Transport};
-use waybill_routing::dispatch::{self, End, Limits, Next, Replay, Search};
+use waybill_routing::dispatch::{self, End, Limits, Next, Search};
 use waybill_routing::observe::{self, Frame};
 use waybill_routing::request::Inbound;
 use waybill_routing::select;
@@ -26,6 +26,7 @@ use waybill_schema::time::Time;
 use crate::answer::{self, Body, Marks, full};
 use crate::failure::{Failure, Shown, show_error};
 use crate::flight::{Flight, Landing, Learnt};
+use crate::gate::{self, Filled, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
 use crate::relay::{Feed, Relay, class_of};
@@ -53,6 +54,8 @@ enum Answer {
     Whole { status: StatusCode, headers: HeaderMap, body: Bytes, class: Class, learnt: Learnt },
     /// The beginning of a stream; a terminal frame may already be among it.
     Stream { headers: HeaderMap, feed: Box<Feed>, ready: VecDeque<Bytes>, ended: Option<Class> },
+    /// The beginning of one that passes as it comes.
+    Passing { status: StatusCode, headers: HeaderMap, first: Bytes, body: Incoming },
 }
 
 impl Journey<'_> {
@@ -92,7 +95,15 @@ impl Journey<'_> {
             sends_max: retry.sends_max,
             backoff_ms: u64::from(retry.backoff_ms),
             deadline: Time::wall_clock().plus_ms(millis_until(self.deadline)),
-            replay: if self.inbound.background { Replay::RefusedOnly } else { Replay::Free },
+            replay: gate::replay(&self.inbound, self.arrived.endpoint, self.repeats()),
+        }
+    }
+
+    fn repeats(&self) -> Repeats {
+        Repeats {
+            by_key: self.arrived.headers.contains_key("idempotency-key"),
+            body_passes: self.arrived.form.as_ref().is_some_and(Filled::passes),
+            responses_once: self.arrived.serving.config.retry.responses_single_send,
         }
     }
 
@@ -149,7 +160,7 @@ impl Journey<'_> {
             query: self.arrived.query.as_deref(),
             credential: self.arrived.serving.credential(&place.channel.id, spread.as_bytes()),
         };
-        let request = send.request(self.body_for(&place.upstream_model));
+        let request = send.request(self.outgoing(&place.upstream_model));
         let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
         let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
@@ -158,10 +169,21 @@ impl Journey<'_> {
             let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
-        match tokio::time::timeout_at(first_token.min(self.deadline), answer).await {
+        let answer = match tokio::time::timeout_at(first_token.min(self.deadline), answer).await {
             Ok(answer) => answer,
             Err(_) if first_token < self.deadline => Err(Failure::transport(Transport::FirstTokenTimeout)),
             Err(_) => Err(Failure::out_of_time(flight)),
+        };
+        answer.map_err(|failure| match &self.arrived.form {
+            Some(form) => failure.of_sender(form),
+            None => failure,
+        })
+    }
+
+    fn outgoing(&mut self, model: &ModelName) -> Outgoing {
+        match &self.arrived.form {
+            Some(form) => form.outgoing(&self.arrived.body, model.as_str()),
+            None => self.body_for(model).into(),
         }
     }
 
@@ -188,11 +210,35 @@ impl Journey<'_> {
         if !head.status.is_success() {
             return Err(self.read_error(head, body).await);
         }
+        if self.arrived.endpoint.is_native() && !answer::is_json(&head.headers) {
+            return self.pass(flight, head, body).await;
+        }
         let streams = answer::is_event_stream(&head.headers);
         match (self.inbound.stream, streams) {
             (true, true) => self.open_stream(flight, head.headers, body).await,
             (false, true) => Err(Failure::transport(Transport::Malformed)),
             (_, false) => self.read_whole(head, body).await,
+        }
+    }
+
+    /// Waits for the first bytes of an answer that passes as it comes: until then another deployment may still answer.
+    async fn pass(
+        &self,
+        flight: &mut Flight,
+        head: http::response::Parts,
+        mut body: Incoming,
+    ) -> Result<Answer, Failure> {
+        let fault = |transport| Failure::transport(transport).with_status(Some(head.status.as_u16()));
+        if answer::is_page(&head.headers) {
+            return Err(fault(Transport::Html));
+        }
+        loop {
+            let frame = body.frame().await.ok_or_else(|| fault(Transport::Empty))?;
+            let frame = frame.map_err(|_| fault(Transport::Cut))?;
+            if let Some(first) = frame.into_data().ok().filter(|data| !data.is_empty()) {
+                flight.first_token();
+                return Ok(Answer::Passing { status: head.status, headers: head.headers, first, body });
+            }
         }
     }
 
@@ -218,7 +264,7 @@ impl Journey<'_> {
         }
         let fault = |transport| Failure::transport(transport).with_status(status);
         let whole = match observe::json(self.arrived.endpoint, &body) {
-            Ok(whole) if self.inbound.stream && !self.inbound.background => {
+            Ok(whole) if self.inbound.stream && !self.inbound.background && !self.arrived.endpoint.is_native() => {
                 tracing::debug!(?whole.terminal, "a plain answer to a request for a stream");
                 return Err(fault(Transport::Malformed));
             }
@@ -290,6 +336,16 @@ impl Journey<'_> {
                 marks(&flight, response.headers_mut());
                 response
             }
+            Answer::Passing { status, headers, first, body } => {
+                let mut passed = answer::passed_on(&headers);
+                marks(&flight, &mut passed);
+                let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
+                let passage = Passage::new(first, body, flight, committed, status, idle);
+                let mut response = Response::new(Body::Passage(Box::new(passage)));
+                *response.status_mut() = status;
+                *response.headers_mut() = passed;
+                response
+            }
             Answer::Stream { headers, feed, ready, ended } => {
                 let mut passed = answer::passed_on(&headers);
                 marks(&flight, &mut passed);
@@ -307,7 +363,8 @@ impl Journey<'_> {
 
     fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
         // A 429 without Retry-After ends Codex at once; one above a minute is ignored by others (CLIENTS.md, rule 7).
-        let unsaid = (failure.verdict.class == Class::RateLimited).then_some(1000);
+        let class = failure.verdict.class;
+        let unsaid = (class == Class::RateLimited).then_some(1000);
         let wait_ms = failure.verdict.retry_after_ms.or_else(|| failure.shown.stated_wait_ms()).or(unsaid);
         let (mut response, code) = match failure.shown {
             Shown::Ours(refusal) => {
@@ -330,7 +387,7 @@ impl Journey<'_> {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         self.mark(&flight, headers, None);
-        let outcome = Outcome::Failed;
+        let outcome = if class == Class::Cancelled { Outcome::Cancelled } else { Outcome::Failed };
         flight.ended(Landing { outcome, status: Some(response.status().as_u16()), code });
         response
     }

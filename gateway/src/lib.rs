@@ -7,6 +7,7 @@ pub mod proxy;
 pub mod body;
 pub mod limits;
 pub mod guardrail;
+pub mod gate;
 pub mod journey;
 pub mod failure;
 pub mod flight;

@@ -114,6 +114,16 @@ fn endpoint_name(endpoint: Endpoint) -> &'static str {
         Endpoint::Messages => "messages",
         Endpoint::CountTokens => "count_tokens",
         Endpoint::Embeddings => "embeddings",
+        Endpoint::Completions => "completions",
+        Endpoint::ImageGenerations => "image_generations",
+        Endpoint::ImageEdits => "image_edits",
+        Endpoint::Speech => "speech",
+        Endpoint::Transcriptions => "transcriptions",
+        Endpoint::Translations => "translations",
+        Endpoint::Videos => "videos",
+        Endpoint::Music => "music",
+        Endpoint::Moderations => "moderations",
+        Endpoint::Rerank => "rerank",
     }
 }
 

@@ -21,6 +21,7 @@ use waybill_schema::time::Time;
 use crate::answer::{self, Body};
 use crate::body;
 use crate::flight::{Departure, Flight};
+use crate::gate::{self, Filled, Gathered};
 use crate::guardrail::Subject;
 use crate::journey::Journey;
 use crate::ledger::Ledger;
@@ -55,7 +56,10 @@ pub(crate) struct Arrived {
     pub(crate) endpoint: Endpoint,
     pub(crate) headers: HeaderMap,
     pub(crate) query: Option<String>,
+    /// All of it, or the beginning of a form that passes.
     pub(crate) body: Bytes,
+    /// The form that it is, where it was read as one.
+    pub(crate) form: Option<Filled>,
     pub(crate) key: Arc<Key>,
     pub(crate) serving: Arc<Serving>,
     pub(crate) request: RequestId,
@@ -67,7 +71,13 @@ pub async fn handle(gateway: Arc<Gateway>, endpoint: Endpoint, request: http::Re
     let begun = Instant::now();
     let id = RequestId::new(uuid::Uuid::now_v7().to_string());
     let answered = match arrive(&gateway, endpoint, request, id.clone(), begun).await {
-        Ok(arrived) => serve(&gateway, &arrived).await,
+        Ok(arrived) => {
+            let answered = serve(&gateway, &arrived).await;
+            if let Some(unread) = arrived.form.as_ref().and_then(Filled::unread) {
+                body::discard(unread).await;
+            }
+            answered
+        }
         Err(refusal) => Err(refusal),
     };
     answered.unwrap_or_else(|refusal| {
@@ -91,19 +101,31 @@ async fn arrive(
     let serving = gateway.serving.load_full();
     let (mut head, mut body) = request.into_parts();
     let silence = Duration::from_secs(serving.config.client_idle_seconds.into());
+    let form = gate::form_of(endpoint, &head.headers);
     let read = async {
         let key = authenticate(&serving, &head.headers)?;
-        Ok((key, body::read(&mut body, &mut head.headers, silence).await?))
+        let gathered = match &form {
+            Some(form) => gate::gather(&mut body, form, silence, is_guarded(&serving, &key)).await?,
+            None => Gathered { bytes: body::read(&mut body, &mut head.headers, silence).await?, ended: true },
+        };
+        Ok((key, gathered))
     };
-    let (key, body) = match read.await {
+    let (key, Gathered { bytes, ended }) = match read.await {
         Ok(read) => read,
         Err(refusal) => {
             body::discard(body).await;
             return Err(refusal);
         }
     };
+    let rest = (!ended).then_some(body);
+    let form = form.map(|form| Filled::new(form, &bytes, &head.headers, rest)).transpose()?;
     let query = head.uri.query().map(str::to_owned);
-    Ok(Arrived { endpoint, headers: head.headers, query, body, key, serving, request: id, begun })
+    Ok(Arrived { endpoint, headers: head.headers, query, body: bytes, form, key, serving, request: id, begun })
+}
+
+/// Whether guardrails must see the whole of what holders of `key` send.
+fn is_guarded(serving: &Serving, key: &Arc<Key>) -> bool {
+    serving.guards(&serving.catalogue.rights(key)).iter().any(|guard| guard.looks())
 }
 
 /// The caller, by `Authorization: Bearer` or `x-api-key` (CLIENTS.md, rule 10).
@@ -118,7 +140,10 @@ pub fn authenticate(serving: &Serving, headers: &HeaderMap) -> Result<Arc<Key>, 
 }
 
 async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Body>, Refusal> {
-    let inbound = request::parse(arrived.endpoint, &arrived.body)?;
+    let inbound = match &arrived.form {
+        Some(form) => request::of_form(arrived.endpoint, form.model())?,
+        None => request::parse(arrived.endpoint, &arrived.body)?,
+    };
     let (group, model) = destination(arrived, &inbound)?;
     let rights = arrived.serving.catalogue.rights(&arrived.key);
     let pool = arrived.serving.catalogue.pool(&group, model).ok_or_else(|| unknown(&rights, model))?;
@@ -155,10 +180,12 @@ async fn admit(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<
         return Err(Refusal::ModelNotPermitted(context.model.as_str().to_owned()));
     }
     let guards = arrived.serving.guards(rights);
-    guards.iter().try_for_each(|guard| guard.inspect(&arrived.body))?;
+    let texts = arrived.form.as_ref().filter(|_| !guards.is_empty()).map(|form| form.texts(&arrived.body));
+    let body = texts.as_deref().unwrap_or(&arrived.body);
+    guards.iter().try_for_each(|guard| guard.inspect(arrived.body.len(), body))?;
     gateway.limits.admit(rights, Time::wall_clock())?;
     for guard in guards {
-        let subject = Subject { request: &arrived.request, context, body: &arrived.body };
+        let subject = Subject { request: &arrived.request, context, body };
         guard.ask(&gateway.upstream, subject).await?;
     }
     Ok(())

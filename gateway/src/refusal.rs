@@ -256,12 +256,12 @@ impl Refusal {
             None => self.to_string(),
         };
         let body = match endpoint {
-            Some(Endpoint::Messages | Endpoint::CountTokens) => json!({
+            Some(endpoint) if endpoint.is_anthropic() => json!({
                 "type": "error",
                 "error": {"type": shape.anthropic_type, "message": message, "code": shape.code},
                 "request_id": request_id,
             }),
-            Some(Endpoint::Chat | Endpoint::Responses | Endpoint::Embeddings) | None => json!({
+            Some(_) | None => json!({
                 "error": {"message": message, "type": shape.openai_type, "param": self.param(), "code": shape.code},
             }),
         };

@@ -153,30 +153,23 @@ async fn lead(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Bo
 
 /// The endpoint that a request is for.
 fn dialect(request: &Request<Incoming>) -> Option<Endpoint> {
-    match (request.method(), request.uri().path()) {
-        (&Method::POST, CHAT) => Some(Endpoint::Chat),
-        (&Method::POST, RESPONSES) => Some(Endpoint::Responses),
-        (&Method::POST, MESSAGES) => Some(Endpoint::Messages),
-        (&Method::POST, COUNT_TOKENS) => Some(Endpoint::CountTokens),
-        (&Method::POST, EMBEDDINGS) => Some(Endpoint::Embeddings),
-        _ => None,
-    }
+    let path = request.uri().path().strip_prefix(API).filter(|_| request.method() == Method::POST)?;
+    Endpoint::ALL.into_iter().find(|endpoint| endpoint.path() == path)
 }
 
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
-const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
-const EMBEDDINGS: &str = "/v1/embeddings";
+/// Where the endpoints' paths begin.
+const API: &str = "/v1";
 
 /// Everything but the dialects themselves.
 fn pages(house: Arc<House>) -> Router {
-    Router::new()
-        .route(CHAT, options(preflight))
-        .route(RESPONSES, options(preflight).get(no_websocket))
-        .route(MESSAGES, options(preflight))
-        .route(COUNT_TOKENS, options(preflight))
-        .route(EMBEDDINGS, options(preflight))
+    let dialects = Endpoint::ALL.into_iter().fold(Router::new(), |pages, endpoint| {
+        let page = match endpoint {
+            Endpoint::Responses => options(preflight).get(no_websocket),
+            _ => options(preflight),
+        };
+        pages.route(&format!("{API}{}", endpoint.path()), page)
+    });
+    dialects
         .route("/v1/models", get(list_models).options(preflight))
         .route("/v1/models/{*model}", get(one_model).options(preflight))
         .route("/debug/state-digest", get(state_digest))

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, ORIGIN};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
@@ -16,6 +14,7 @@ use waybill_schema::event::Endpoint;
 use waybill_schema::id::GroupId;
 
 use crate::answer::hop_by_hop;
+use crate::gate::Outgoing;
 use crate::serving::Credential;
 
 /// Idle connections kept to one upstream host.
@@ -26,7 +25,7 @@ const IDLE_SECONDS: u64 = 50;
 /// The client of all upstreams.
 #[derive(Clone, Debug)]
 pub struct Upstream {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<HttpsConnector<HttpConnector>, Outgoing>,
 }
 
 /// Why there was no answer.
@@ -60,7 +59,7 @@ impl Upstream {
     }
 
     /// Sends and waits for the head of the answer; dropping the future cancels the call.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, NoAnswer> {
+    pub async fn send(&self, request: Request<Outgoing>) -> Result<Response<Incoming>, NoAnswer> {
         self.client.request(request).await.map_err(|error| {
             tracing::debug!(%error, "no answer from upstream");
             if error.is_connect() { NoAnswer::Connect } else { NoAnswer::Broken }
@@ -90,7 +89,7 @@ impl Send<'_> {
     ///
     /// The client's end-to-end headers go along; its credentials, cookies and hop-by-hop headers do not. The answer is
     /// asked for without compression, so that usage can be read from it.
-    pub fn request(&self, body: Bytes) -> Option<Request<Full<Bytes>>> {
+    pub fn request(&self, body: Outgoing) -> Option<Request<Outgoing>> {
         let mut headers = HeaderMap::with_capacity(self.headers.len() + 4);
         let ends_here = hop_by_hop(self.headers);
         for (name, value) in self.headers.iter().filter(|(name, _)| !ends_here(name) && !stays_here(name)) {
@@ -99,17 +98,16 @@ impl Send<'_> {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
         if let Some(credential) = self.credential {
-            match self.endpoint {
-                Endpoint::Messages | Endpoint::CountTokens => headers.insert("x-api-key", credential.plain.clone()),
-                Endpoint::Chat | Endpoint::Responses | Endpoint::Embeddings => {
-                    headers.insert(AUTHORIZATION, credential.bearer.clone())
-                }
-            };
+            if self.endpoint.is_anthropic() {
+                headers.insert("x-api-key", credential.plain.clone());
+            } else {
+                headers.insert(AUTHORIZATION, credential.bearer.clone());
+            }
         }
         if self.place.channel.internal_headers {
             self.internal(&mut headers);
         }
-        let mut request = Request::new(Full::new(body));
+        let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.uri()?;
         *request.headers_mut() = headers;
@@ -118,13 +116,7 @@ impl Send<'_> {
 
     fn uri(&self) -> Option<Uri> {
         let base = self.place.channel.base_url.as_str();
-        let path = match self.endpoint {
-            Endpoint::Chat => "/chat/completions",
-            Endpoint::Responses => "/responses",
-            Endpoint::Messages => "/messages",
-            Endpoint::CountTokens => "/messages/count_tokens",
-            Endpoint::Embeddings => "/embeddings",
-        };
+        let path = self.endpoint.path();
         let text = match self.query {
             Some(query) => format!("{base}{path}?{query}"),
             None => format!("{base}{path}"),

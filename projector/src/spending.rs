@@ -102,7 +102,7 @@ mod tests {
             "INSERT INTO usage_events VALUES (?1, ?2, ?2, ?3, ?3, 'g', 'm', 'chat', 0, 's', 'explicit', 'x', NULL,
                      0, 0, 'success', NULL, NULL, 200, 1, 'd', 1, ?4, ?4)";
         connection.execute(event, (&request, at, key, seq)).expect("the row fits");
-        for (n, (tokens, cost)) in sends.iter().enumerate() {
+        for (n, (tokens, cost)) in (1i64..).zip(sends) {
             let send =
                 "INSERT INTO usage_attempts VALUES (?1, ?2, 0, 0, 'm', 'd', 'u', 'draw', 'success', 200, 1, NULL,
                         ?3, ?3, NULL, NULL, NULL, 0, ?4, NULL)";

@@ -39,6 +39,20 @@ pub enum Dialect {
     Messages,
     /// OpenAI Embeddings.
     Embeddings,
+    /// OpenAI Completions, the older API.
+    Completions,
+    /// OpenAI Images: generations and edits.
+    Images,
+    /// OpenAI Audio: speech, transcriptions and translations.
+    Audio,
+    /// OpenAI Videos.
+    Videos,
+    /// Music, at `/music`.
+    Music,
+    /// OpenAI Moderations.
+    Moderations,
+    /// Rerank, as Cohere and Jina have it.
+    Rerank,
 }
 
 impl Endpoint {
@@ -49,6 +63,13 @@ impl Endpoint {
             Self::Responses => Dialect::Responses,
             Self::Messages | Self::CountTokens => Dialect::Messages,
             Self::Embeddings => Dialect::Embeddings,
+            Self::Completions => Dialect::Completions,
+            Self::ImageGenerations | Self::ImageEdits => Dialect::Images,
+            Self::Speech | Self::Transcriptions | Self::Translations => Dialect::Audio,
+            Self::Videos => Dialect::Videos,
+            Self::Music => Dialect::Music,
+            Self::Moderations => Dialect::Moderations,
+            Self::Rerank => Dialect::Rerank,
         }
     }
 }

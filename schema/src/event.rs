@@ -100,6 +100,102 @@ pub enum Endpoint {
     CountTokens,
     /// `/v1/embeddings`
     Embeddings,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/images/generations`
+    ImageGenerations,
+    /// `/v1/images/edits`
+    ImageEdits,
+    /// `/v1/audio/speech`
+    Speech,
+    /// `/v1/audio/transcriptions`
+    Transcriptions,
+    /// `/v1/audio/translations`
+    Translations,
+    /// `/v1/videos`
+    Videos,
+    /// `/v1/music`
+    Music,
+    /// `/v1/moderations`
+    Moderations,
+    /// `/v1/rerank`
+    Rerank,
+}
+
+impl Endpoint {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Chat,
+        Self::Responses,
+        Self::Messages,
+        Self::CountTokens,
+        Self::Embeddings,
+        Self::Completions,
+        Self::ImageGenerations,
+        Self::ImageEdits,
+        Self::Speech,
+        Self::Transcriptions,
+        Self::Translations,
+        Self::Videos,
+        Self::Music,
+        Self::Moderations,
+        Self::Rerank,
+    ];
+
+    /// The path, after the base that ends in `/v1`.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/chat/completions",
+            Self::Responses => "/responses",
+            Self::Messages => "/messages",
+            Self::CountTokens => "/messages/count_tokens",
+            Self::Embeddings => "/embeddings",
+            Self::Completions => "/completions",
+            Self::ImageGenerations => "/images/generations",
+            Self::ImageEdits => "/images/edits",
+            Self::Speech => "/audio/speech",
+            Self::Transcriptions => "/audio/transcriptions",
+            Self::Translations => "/audio/translations",
+            Self::Videos => "/videos",
+            Self::Music => "/music",
+            Self::Moderations => "/moderations",
+            Self::Rerank => "/rerank",
+        }
+    }
+
+    /// Whether it is one of Anthropic's.
+    pub fn is_anthropic(self) -> bool {
+        matches!(self, Self::Messages | Self::CountTokens)
+    }
+
+    /// Whether its request may be a form with files.
+    pub fn takes_forms(self) -> bool {
+        matches!(
+            self,
+            Self::ImageGenerations | Self::ImageEdits | Self::Transcriptions | Self::Translations | Self::Videos
+        )
+    }
+
+    /// Whether its answers pass as they are, read no further than for an error and for usage.
+    pub fn is_native(self) -> bool {
+        match self {
+            Self::Chat
+            | Self::Responses
+            | Self::Messages
+            | Self::CountTokens
+            | Self::Embeddings
+            | Self::Completions => false,
+            Self::ImageGenerations
+            | Self::ImageEdits
+            | Self::Speech
+            | Self::Transcriptions
+            | Self::Translations
+            | Self::Videos
+            | Self::Music
+            | Self::Moderations
+            | Self::Rerank => true,
+        }
+    }
 }
 
 /// Where the session identity came from (S3.1).

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use waybill_schema::catalogue::terms::Terms;
+use waybill_schema::catalogue::terms::{Budget, Guardrails, Hook, OnFailure, Period, Terms};
 use waybill_schema::catalogue::{
     Allocation, Chain, Channel, Dialect, FailoverPolicy, Group, Key, Member, ModelRoute, Organization, Route, Row,
     Status, StickyMode, StickyPolicy, Strategy as Sharing, Team, Template,
@@ -199,6 +199,7 @@ fn a_setting_left_out_has_its_default() {
             max_attempts: 2,
             retry_times: 2,
             cross_channel: true,
+            responses_single_send: false,
             sends_max: 12,
             timeout_seconds: 600,
             first_token_seconds: 60,
@@ -340,7 +341,17 @@ fn example_rows() -> Vec<Row> {
             id: "research".into(),
             organization: Some("acme".into()),
             template: None,
-            terms: Terms::default(),
+            terms: Terms {
+                models: vec!["gpt-5.4".into(), "gpt-5.4-*".into()],
+                requests_per_minute: Some(600),
+                tokens_per_minute: Some(4_000_000),
+                budget: Some(Budget { period: Period::Month, tokens: Some(900_000_000), usd_milli: None }),
+                guardrails: Some(Guardrails {
+                    deny: vec!["(?i)internal use only".to_owned()],
+                    request_bytes_max: Some(8 << 20),
+                    hook: None,
+                }),
+            },
         }),
         Row::Key(Key {
             id: "alice".into(),
@@ -538,6 +549,63 @@ fn a_word_may_be_quoted_and_a_list_may_be_a_block() {
     assert_eq!(config.session.aliases, SessionAliases::Headers(vec!["x-session-affinity".to_owned()]));
     let wait = good("retry: { all_cooling: { wait: 9 } }", &[]);
     assert_eq!(wait.retry.all_cooling, AllCooling::Wait(9));
+}
+
+/// The smallest catalogue with one key, whose row says `terms` as well.
+fn key_with(terms: &str) -> String {
+    format!(
+        "catalogue:\n  channels: [{{ id: a, base_url: http://a, dialects: [chat] }}]\n  groups: [{{ id: g }}]\n  \
+         routes: [{{ model: gpt, members: [{{ channel: a }}] }}]\n  keys:\n    - {{ id: k, key: env:K, {terms} }}\n"
+    )
+}
+
+/// S3.11: what a key, a team or an organization may do.
+#[test]
+fn terms_are_read_and_their_faults_are_told() {
+    let hook = "{ url: 'https://h/x', token: env:T, deadline_ms: 9, on_failure: allow }";
+    let text = key_with(&format!("models: ['*'], budget: {{ usd: 1.5, period: day }}, guardrails: {{ hook: {hook} }}"));
+    let config = good(&text, &[]);
+    let terms = config.rows.iter().find_map(|row| match row {
+        Row::Key(key) => Some(&key.terms),
+        _ => None,
+    });
+    let expected = Terms {
+        models: vec!["*".into()],
+        budget: Some(Budget { period: Period::Day, tokens: None, usd_milli: Some(1500) }),
+        guardrails: Some(Guardrails {
+            hook: Some(Hook {
+                url: "https://h/x".to_owned(),
+                token: Some(SecretRef::Env("T".to_owned())),
+                deadline_ms: 9,
+                on_failure: OnFailure::Allow,
+            }),
+            ..Guardrails::default()
+        }),
+        ..Terms::default()
+    };
+    assert_eq!(terms, Some(&expected));
+    let warned: Vec<&str> = config.warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(warned, ["catalogue.keys[0].budget.usd"], "nothing has a price yet");
+
+    let field = |name: &str| format!("catalogue.keys[0].{name}");
+    let faults = [
+        ("models: []", field("models"), "would permit nothing"),
+        ("models: [gtp]", field("models[0]"), "did you mean `gpt`"),
+        ("requests_per_minute: 0", field("requests_per_minute"), "from 1 to"),
+        ("budget: { period: day }", field("budget"), "names no limit"),
+        ("budget: { tokens: 1, period: week }", field("budget.period"), "`day` or `month`"),
+        ("guardrails: { deny: ['('] }", field("guardrails.deny[0]"), "regular expression: error: unclosed group"),
+        ("guardrails: { deny: ['(\\w{50}){50}{50}'] }", field("guardrails.deny[0]"), "smaller"),
+        ("guardrails: { hook: { url: 'http://h' } }", field("guardrails.hook.on_failure"), "is missing"),
+        (
+            "guardrails: { hook: { url: 'http://u:SENTINEL@h', on_failure: allow } }",
+            field("guardrails.hook.url"),
+            "token",
+        ),
+    ];
+    for (terms, field, part) in faults {
+        check(&key_with(terms), &[], &[(6, &field, part)]);
+    }
 }
 
 #[test]

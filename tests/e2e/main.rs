@@ -29,6 +29,7 @@ mod errors;
 mod failover;
 mod faults;
 mod follow;
+mod gate;
 mod gateways;
 mod guardrails;
 mod identity;

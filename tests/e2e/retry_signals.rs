@@ -12,7 +12,7 @@ use waybill_simulator::Action;
 
 use crate::client::{Answer, Client, read};
 use crate::dialect::{CHAT, DIALECTS, MESSAGES, RESPONSES};
-use crate::world::{Plan, World};
+use crate::world::{EVERY_DIALECT, Plan, World};
 
 /// The words of an upstream, spaced and escaped as no serialiser of ours would.
 const THEIRS: &str = r#"{"type":"error","error" : {"message":"\u00e9 odd","type":"some_error","code":"theirs"}}"#;
@@ -145,7 +145,7 @@ async fn a_missing_count_of_tokens_is_said_once() {
     let plan = Plan::of(&["a"]);
     let world = World::start(plan).await;
     let yaml = std::fs::read_to_string(world.config()).expect("the configuration can be read");
-    let yaml = yaml.replace("dialects: [chat, responses, messages, embeddings]", channel);
+    let yaml = yaml.replace(&format!("dialects: [{EVERY_DIALECT}]"), channel);
     std::fs::write(world.config(), yaml).expect("the configuration can be written");
     let client = world.client();
     let body = json!({"model": "gpt", "messages": [{"role": "user", "content": "Hello"}]});

@@ -18,6 +18,9 @@ use crate::upstreams::Upstreams;
 
 /// How long anything that must happen may take before a test gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// What every channel of a world speaks.
+pub(crate) const EVERY_DIALECT: &str =
+    "chat, responses, messages, embeddings, completions, images, audio, videos, music, moderations, rerank";
 /// The secret of the one key of every world.
 pub(crate) const KEY: &str = "sk-world";
 
@@ -94,7 +97,7 @@ impl Plan {
         for ((settings, running), member) in self.upstreams.iter().zip(upstreams).zip(&self.members) {
             let name = &settings.name;
             channels.push_str(&format!(
-                "    - {{ id: {name}, base_url: 'http://{}/v1', dialects: [chat, responses, messages, embeddings], \
+                "    - {{ id: {name}, base_url: 'http://{}/v1', dialects: [{EVERY_DIALECT}], \
                  api_keys: ['env:UPSTREAM_KEY'], models: [gpt], {} }}\n",
                 running.addr, self.channel
             ));

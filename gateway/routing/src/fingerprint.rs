@@ -51,7 +51,18 @@ fn write_canonical(inbound: &Inbound<'_>, endpoint: Endpoint, sink: &mut dyn FnM
         Endpoint::Chat => (None, inbound.messages?),
         Endpoint::Responses => (inbound.instructions, inbound.input?),
         Endpoint::Messages | Endpoint::CountTokens => (inbound.system, inbound.messages?),
-        Endpoint::Embeddings => return None,
+        // What these are about has no beginning that a later request shares.
+        Endpoint::Embeddings
+        | Endpoint::Completions
+        | Endpoint::ImageGenerations
+        | Endpoint::ImageEdits
+        | Endpoint::Speech
+        | Endpoint::Transcriptions
+        | Endpoint::Translations
+        | Endpoint::Videos
+        | Endpoint::Music
+        | Endpoint::Moderations
+        | Endpoint::Rerank => return None,
     };
     let mut beginning = Beginning { sink, part: Part::Instructions, role: None };
     if let Some(instructions) = instructions {

@@ -3,6 +3,7 @@
 //! Modules in reading order:
 
 pub mod request;
+pub mod form;
 pub mod session;
 pub mod fingerprint;
 pub mod state;

@@ -54,10 +54,40 @@ pub enum Terminal {
     Unfinished,
 }
 
+/// How a stream's events are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Chat,
+    Responses,
+    Messages,
+    /// They are not: its answers come in one piece, or pass as they are.
+    Unread,
+}
+
+impl Kind {
+    fn of(endpoint: Endpoint) -> Self {
+        match endpoint {
+            Endpoint::Chat | Endpoint::Completions => Self::Chat,
+            Endpoint::Responses => Self::Responses,
+            Endpoint::Messages => Self::Messages,
+            Endpoint::CountTokens | Endpoint::Embeddings => Self::Unread,
+            Endpoint::ImageGenerations
+            | Endpoint::ImageEdits
+            | Endpoint::Speech
+            | Endpoint::Transcriptions
+            | Endpoint::Translations
+            | Endpoint::Videos
+            | Endpoint::Music
+            | Endpoint::Moderations
+            | Endpoint::Rerank => Self::Unread,
+        }
+    }
+}
+
 /// Reads the events of one stream.
 #[derive(Debug)]
 pub struct Observer {
-    endpoint: Endpoint,
+    kind: Kind,
     usage: Usage,
     served_model: Option<ModelName>,
     response_id: Option<Box<str>>,
@@ -74,7 +104,7 @@ impl Observer {
     /// An observer at the beginning of a stream of `endpoint`'s dialect.
     pub fn new(endpoint: Endpoint) -> Self {
         Self {
-            endpoint,
+            kind: Kind::of(endpoint),
             usage: Usage::default(),
             served_model: None,
             response_id: None,
@@ -91,13 +121,12 @@ impl Observer {
     pub fn event(&mut self, name: Option<&str>, data: &[u8]) -> Frame {
         // Checked once here; a reader of bytes would check every text in them again.
         let Ok(data) = std::str::from_utf8(data) else { return Frame::Lifecycle };
-        let frame = match self.endpoint {
+        let frame = match self.kind {
             _ if data.trim_ascii() == "[DONE]" => self.done(),
-            Endpoint::Chat => self.chat_chunk(data),
-            Endpoint::Responses => self.responses_event(name, data),
-            Endpoint::Messages => self.messages_event(name, data),
-            // These answer in one piece.
-            Endpoint::CountTokens | Endpoint::Embeddings => Frame::Lifecycle,
+            Kind::Chat => self.chat_chunk(data),
+            Kind::Responses => self.responses_event(name, data),
+            Kind::Messages => self.messages_event(name, data),
+            Kind::Unread => Frame::Lifecycle,
         };
         self.meaningful |= matches!(frame, Frame::Meaningful);
         self.ended |= matches!(frame, Frame::Terminal(_));
@@ -108,10 +137,10 @@ impl Observer {
     ///
     /// Chat streams may close after a finish reason without `[DONE]`.
     pub fn at_eof(&self) -> Option<Terminal> {
-        match self.endpoint {
+        match self.kind {
             _ if self.ended => Some(self.finish.unwrap_or(Terminal::Unfinished)),
-            Endpoint::Chat => self.finish,
-            Endpoint::Responses | Endpoint::Messages | Endpoint::CountTokens | Endpoint::Embeddings => None,
+            Kind::Chat => self.finish,
+            Kind::Responses | Kind::Messages | Kind::Unread => None,
         }
     }
 
@@ -148,20 +177,20 @@ impl Observer {
 
     /// The event that tells the client, in its dialect, that the stream broke off: of a type that clients retry.
     pub fn broken_stream_event(&self, message: &str) -> Vec<u8> {
-        match self.endpoint {
-            Endpoint::Chat | Endpoint::CountTokens | Endpoint::Embeddings => chat::broken_stream_event(message),
-            Endpoint::Responses => self.responses_broken_stream_event(message),
-            Endpoint::Messages => messages::broken_stream_event(message),
+        match self.kind {
+            Kind::Chat | Kind::Unread => chat::broken_stream_event(message),
+            Kind::Responses => self.responses_broken_stream_event(message),
+            Kind::Messages => messages::broken_stream_event(message),
         }
     }
 
     /// The marker that ends Chat streams; other dialects' streams are not ended by it.
     fn done(&mut self) -> Frame {
-        match self.endpoint {
+        match self.kind {
             _ if self.ended => Frame::Lifecycle,
-            Endpoint::Chat => Frame::Terminal(self.finish.unwrap_or(Terminal::Unfinished)),
-            Endpoint::Responses | Endpoint::Messages => Frame::Terminal(Terminal::Unfinished),
-            Endpoint::CountTokens | Endpoint::Embeddings => Frame::Lifecycle,
+            Kind::Chat => Frame::Terminal(self.finish.unwrap_or(Terminal::Unfinished)),
+            Kind::Responses | Kind::Messages => Frame::Terminal(Terminal::Unfinished),
+            Kind::Unread => Frame::Lifecycle,
         }
     }
 

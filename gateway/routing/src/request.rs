@@ -37,6 +37,12 @@ pub enum BadBody {
     /// `stream` is neither true nor false.
     #[error("`stream` must be true or false")]
     Stream,
+    /// A form names no model where it can be seen before its files have come.
+    #[error("the form must hold `model` within its first {0} bytes: before its files")]
+    ModelNotAhead(usize),
+    /// A form names its model twice.
+    #[error("the form holds `model` twice")]
+    ModelTwice,
 }
 
 impl BadBody {
@@ -44,7 +50,7 @@ impl BadBody {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Json(_) | Self::Utf8(_) | Self::NotAnObject => None,
-            Self::Model | Self::ModelTooLong => Some("model"),
+            Self::Model | Self::ModelTooLong | Self::ModelNotAhead(_) | Self::ModelTwice => Some("model"),
             Self::Stream => Some("stream"),
         }
     }
@@ -174,6 +180,35 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
         input: fields.input,
         model_at: place(body, model),
         usage: usage_chunk(body, fields.stream_options),
+    })
+}
+
+/// What is known of a form of which only the model was read.
+pub fn of_form(endpoint: Endpoint, model: &str) -> Result<Inbound<'_>, BadBody> {
+    if model.is_empty() {
+        return Err(BadBody::Model);
+    }
+    if model.len() > MODEL_BYTES_MAX {
+        return Err(BadBody::ModelTooLong);
+    }
+    Ok(Inbound {
+        endpoint,
+        model: Cow::Borrowed(model),
+        stream: false,
+        background: false,
+        session_id: None,
+        prompt_cache_key: None,
+        previous_response_id: None,
+        conversation: None,
+        metadata: None,
+        user: None,
+        safety_identifier: None,
+        messages: None,
+        system: None,
+        instructions: None,
+        input: None,
+        model_at: 0..0,
+        usage: UsageChunk::Unreadable,
     })
 }
 

@@ -330,6 +330,16 @@ impl Whose<'_> {
             // Counting tokens is a part of talking: it asks the deployment that will be talked to.
             Endpoint::Messages | Endpoint::CountTokens => "messages",
             Endpoint::Embeddings => "embeddings",
+            Endpoint::Completions => "completions",
+            Endpoint::ImageGenerations => "image_generations",
+            Endpoint::ImageEdits => "image_edits",
+            Endpoint::Speech => "speech",
+            Endpoint::Transcriptions => "transcriptions",
+            Endpoint::Translations => "translations",
+            Endpoint::Videos => "videos",
+            Endpoint::Music => "music",
+            Endpoint::Moderations => "moderations",
+            Endpoint::Rerank => "rerank",
         };
         let kind = match by {
             KeyType::Conv => "conv",

@@ -147,6 +147,8 @@ pub struct RetrySettings {
     pub retry_times: u32,
     /// Whether further deployments are tried at all (S2.7).
     pub cross_channel: bool,
+    /// Whether a request to `/v1/responses` is sent again only where it was refused before any work (S2.11).
+    pub responses_single_send: bool,
     /// Sends of one request in all.
     pub sends_max: u32,
     /// The deadline of a whole request, in seconds.

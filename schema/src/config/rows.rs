@@ -35,11 +35,18 @@ const DESCRIPTION_BYTES_MAX: usize = 4096;
 /// The labels a channel may carry.
 const LABELS_MAX: usize = 64;
 
-const DIALECTS: [(&str, Dialect); 4] = [
+const DIALECTS: [(&str, Dialect); 11] = [
     ("chat", Dialect::Chat),
     ("responses", Dialect::Responses),
     ("messages", Dialect::Messages),
     ("embeddings", Dialect::Embeddings),
+    ("completions", Dialect::Completions),
+    ("images", Dialect::Images),
+    ("audio", Dialect::Audio),
+    ("videos", Dialect::Videos),
+    ("music", Dialect::Music),
+    ("moderations", Dialect::Moderations),
+    ("rerank", Dialect::Rerank),
 ];
 
 const STRATEGIES: [(&str, Strategy); 4] = [

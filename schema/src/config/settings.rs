@@ -198,6 +198,7 @@ pub(super) fn retry(mut retry: Fields<'_>) -> RetrySettings {
         max_attempts: retry.field("max_attempts").number(ATTEMPTS, 2),
         retry_times: retry.field("retry_times").seed("RETRY_TIMES").number(RETRIES, 2),
         cross_channel: retry.field("cross_channel").seed("CROSS_CHANNEL_FAILOVER_ENABLED").flag(true),
+        responses_single_send: retry.field("responses_single_send").flag(false),
         sends_max: retry.field("sends_max").number(SENDS, 12),
         timeout_seconds: retry.field("timeout_seconds").number(DEADLINE_SECONDS, 600),
         first_token_seconds: first_token.number(DEADLINE_SECONDS, 60),

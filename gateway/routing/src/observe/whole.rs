@@ -75,11 +75,20 @@ pub fn json(endpoint: Endpoint, body: &[u8]) -> Result<Whole, Fault> {
         return Err(Fault::Error(UpstreamError::read(body)));
     }
     match endpoint {
-        Endpoint::Chat => chat(body),
+        Endpoint::Chat | Endpoint::Completions => chat(body),
         Endpoint::Responses => responses(body),
         Endpoint::Messages => messages(body),
         Endpoint::CountTokens => count_tokens(body),
         Endpoint::Embeddings => embeddings(body),
+        Endpoint::ImageGenerations
+        | Endpoint::ImageEdits
+        | Endpoint::Speech
+        | Endpoint::Transcriptions
+        | Endpoint::Translations
+        | Endpoint::Videos
+        | Endpoint::Music
+        | Endpoint::Moderations
+        | Endpoint::Rerank => native(body),
     }
     .ok_or(Fault::Foreign)
 }
@@ -168,6 +177,20 @@ fn count_tokens(body: &[u8]) -> Option<Whole> {
     let answer: Counted = object(body)?;
     let usage = Usage { input: reported(Some(answer.input_tokens.0?)), ..Usage::default() };
     Some(Whole { empty: false, ..Whole::new(Terminal::Complete, usage, 0, None, None) })
+}
+
+/// An answer that passes as it is: any object, with what it says of usage.
+fn native(body: &[u8]) -> Option<Whole> {
+    #[derive(Deserialize)]
+    struct Native<'a> {
+        #[serde(borrow, default)]
+        model: Text<'a>,
+        #[serde(borrow, default)]
+        usage: Option<&'a RawValue>,
+    }
+    let answer: Native<'_> = object(body)?;
+    let usage = usage::openai(answer.usage).unwrap_or_default();
+    Some(Whole { empty: false, ..Whole::new(Terminal::Complete, usage, 0, None, answer.model.get()) })
 }
 
 fn embeddings(body: &[u8]) -> Option<Whole> {

@@ -1,0 +1,390 @@
+//! The gate: requests that cost something each time they are made, and bodies that pass without being read whole.
+//!
+//! A form is read until its model is known; what follows, mostly files, goes from the client to the upstream as it comes.
+//! Such a body is gone once it is sent, so a request with one is made once. What may be repeated else is [`replay`]'s to
+//! say. Answers that are no JSON pass as they come ([`Passage`]), their end on record before the client sees it.
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep};
+use waybill_routing::classify::{self, Transport, Verdict};
+use waybill_routing::dispatch::{Committed, Replay};
+use waybill_routing::form::{Form, Watch};
+use waybill_routing::request::{BadBody, Inbound};
+use waybill_schema::event::{Class, Effect, Endpoint, Outcome};
+
+use crate::body::REQUEST_BYTES_MAX;
+use crate::flight::{Flight, Landing, Learnt};
+use crate::refusal::Refusal;
+
+/// How much of a form is read in search of its model. A form that is no longer is read whole.
+pub const FORM_HEAD_BYTES_MAX: usize = 1 << 20;
+
+/// Whether a request may be made again after a failure (S2.11; DESIGN.md section 10).
+pub(crate) fn replay(inbound: &Inbound<'_>, endpoint: Endpoint, asked: Repeats) -> Replay {
+    let unless_asked = if asked.by_key { Replay::Free } else { Replay::RefusedOnly };
+    match endpoint {
+        _ if asked.body_passes => Replay::Never,
+        Endpoint::ImageGenerations | Endpoint::ImageEdits => Replay::Never,
+        Endpoint::Speech
+        | Endpoint::Transcriptions
+        | Endpoint::Translations
+        | Endpoint::Videos
+        | Endpoint::Music
+        | Endpoint::Moderations
+        | Endpoint::Rerank => unless_asked,
+        Endpoint::Responses if inbound.background || asked.responses_once => Replay::RefusedOnly,
+        Endpoint::Chat
+        | Endpoint::Responses
+        | Endpoint::Messages
+        | Endpoint::CountTokens
+        | Endpoint::Embeddings
+        | Endpoint::Completions => Replay::Free,
+    }
+}
+
+/// What a request and the settings say of repeating it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Repeats {
+    /// The client gave an `Idempotency-Key`.
+    pub(crate) by_key: bool,
+    /// The body passes as it comes, and is gone once it is sent.
+    pub(crate) body_passes: bool,
+    /// Responses are sent once (`retry.responses_single_send`).
+    pub(crate) responses_once: bool,
+}
+
+/// The form that a request to `endpoint` is, if it is one that may be read in passing.
+pub(crate) fn form_of(endpoint: Endpoint, headers: &HeaderMap) -> Option<Form> {
+    let packed = headers.contains_key(CONTENT_ENCODING);
+    let content_type = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    Form::of(content_type).filter(|_| endpoint.takes_forms() && !packed)
+}
+
+/// A form whose model is known.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    form: Form,
+    model: String,
+    model_at: Range<usize>,
+    /// The length of the whole, where the client says it.
+    length: Option<u64>,
+    /// What has not been read yet; nothing where the form was read whole, or has been sent.
+    rest: Mutex<Option<Incoming>>,
+    fate: Arc<Mutex<Fate>>,
+    passes: bool,
+}
+
+/// What became of a body on its way from a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fate {
+    #[default]
+    Coming,
+    Sent,
+    Gone,
+    TooLarge,
+    Twice,
+}
+
+/// The beginning of a form, or all of it.
+pub(crate) struct Gathered {
+    pub(crate) bytes: Bytes,
+    pub(crate) ended: bool,
+}
+
+/// Reads `body` until the model of `form` is known, or `whole`.
+///
+/// Errors when it breaks off, says nothing for `silence`, is too large, or names no model in its first
+/// [`FORM_HEAD_BYTES_MAX`] bytes.
+pub(crate) async fn gather(
+    body: &mut Incoming,
+    form: &Form,
+    silence: Duration,
+    whole: bool,
+) -> Result<Gathered, Refusal> {
+    let short = body.size_hint().exact().is_some_and(|length| length <= FORM_HEAD_BYTES_MAX as u64);
+    let mut bytes = BytesMut::new();
+    loop {
+        let frame = tokio::time::timeout(silence, body.frame()).await.map_err(|_| Refusal::BodySilent)?;
+        let Some(frame) = frame else { return Ok(Gathered { bytes: bytes.freeze(), ended: true }) };
+        let Ok(data) = frame.map_err(|_| Refusal::BodyUnread)?.into_data() else { continue };
+        bytes.extend_from_slice(&data);
+        if bytes.len() > REQUEST_BYTES_MAX {
+            return Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX });
+        }
+        if whole || short {
+            continue;
+        }
+        if model_at(form, &bytes).is_some() {
+            return Ok(Gathered { bytes: bytes.freeze(), ended: false });
+        }
+        if bytes.len() > FORM_HEAD_BYTES_MAX {
+            return Err(BadBody::ModelNotAhead(FORM_HEAD_BYTES_MAX).into());
+        }
+    }
+}
+
+fn model_at(form: &Form, bytes: &[u8]) -> Option<Range<usize>> {
+    form.parts(bytes).find(|part| part.name == "model" && !part.is_file).map(|part| part.content)
+}
+
+impl Filled {
+    /// The form that `bytes` begin, with what has not come yet.
+    pub(crate) fn new(form: Form, bytes: &[u8], headers: &HeaderMap, rest: Option<Incoming>) -> Result<Self, BadBody> {
+        let model_at = model_at(&form, bytes).ok_or(BadBody::Model)?;
+        let model = std::str::from_utf8(&bytes[model_at.clone()]).map_err(BadBody::Utf8)?.to_owned();
+        if Watch::new(form.clone(), "model").push(&bytes[model_at.end..]) {
+            return Err(BadBody::ModelTwice);
+        }
+        let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let (passes, rest) = (rest.is_some(), Mutex::new(rest));
+        Ok(Self { form, model, model_at, length, rest, fate: Arc::default(), passes })
+    }
+
+    /// The model it names.
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Whether it passes as it comes, and can be sent once.
+    pub(crate) fn passes(&self) -> bool {
+        self.passes
+    }
+
+    /// Its texts as a JSON object, for guardrails; files are left out.
+    pub(crate) fn texts(&self, bytes: &[u8]) -> Vec<u8> {
+        let parts = self.form.parts(bytes).filter(|part| !part.is_file);
+        let text = |at: Range<usize>| String::from_utf8_lossy(&bytes[at]).into_owned();
+        let texts: Vec<_> = parts.map(|part| serde_json::json!([part.name, text(part.content)])).collect();
+        serde_json::json!({ "form": texts }).to_string().into_bytes()
+    }
+
+    /// The body for an upstream that knows the model as `model`; `bytes` are what the form was made from.
+    pub(crate) fn outgoing(&self, bytes: &Bytes, model: &str) -> Outgoing {
+        let head = if self.model == model {
+            bytes.clone()
+        } else {
+            let Range { start, end } = self.model_at;
+            [&bytes[..start], model.as_bytes(), &bytes[end..]].concat().into()
+        };
+        if !self.passes {
+            return head.into();
+        }
+        let rest = self.unread();
+        let mut watch = Watch::new(self.form.clone(), "model");
+        watch.push(&bytes[self.model_at.end..]);
+        Outgoing::Passing(Box::new(Passing {
+            left: self.length.map(|length| length.saturating_sub(bytes.len() as u64) + head.len() as u64),
+            taken: bytes.len(),
+            head: Some(head),
+            rest: rest.expect("a body that passes is sent once"),
+            watch,
+            fate: self.fate.clone(),
+        }))
+    }
+
+    /// What has neither been read nor sent; whoever asks takes it.
+    pub(crate) fn unread(&self) -> Option<Incoming> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What the client did that the send could not be made as a whole.
+    pub(crate) fn blame(&self) -> Option<Refusal> {
+        match *self.fate.lock().unwrap_or_else(PoisonError::into_inner) {
+            Fate::Coming | Fate::Sent => None,
+            Fate::Gone => Some(Refusal::BodyUnread),
+            Fate::TooLarge => Some(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX }),
+            Fate::Twice => Some(BadBody::ModelTwice.into()),
+        }
+    }
+
+    /// Whether the client has not sent all of it yet.
+    pub(crate) fn is_coming(&self) -> bool {
+        self.passes && *self.fate.lock().unwrap_or_else(PoisonError::into_inner) == Fate::Coming
+    }
+}
+
+/// The body of a request to an upstream.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// All of it.
+    Whole(Full<Bytes>),
+    /// As it comes from the client.
+    Passing(Box<Passing>),
+}
+
+/// A body on its way from a client to an upstream.
+#[derive(Debug)]
+pub struct Passing {
+    head: Option<Bytes>,
+    rest: Incoming,
+    /// Bytes that are still to be sent, where that is known.
+    left: Option<u64>,
+    /// Bytes taken from the client.
+    taken: usize,
+    watch: Watch,
+    fate: Arc<Mutex<Fate>>,
+}
+
+/// The client's body is not sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the client's body ends before its end")]
+pub struct Stopped;
+
+impl From<Bytes> for Outgoing {
+    fn from(bytes: Bytes) -> Self {
+        Self::Whole(Full::new(bytes))
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = Stopped;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Stopped>>> {
+        match self.get_mut() {
+            Self::Whole(whole) => Pin::new(whole).poll_frame(cx).map_err(|never| match never {}),
+            Self::Passing(passing) => passing.poll_next(cx).map(|next| next.map(|bytes| bytes.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(whole) => whole.is_end_stream(),
+            Self::Passing(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(whole) => whole.size_hint(),
+            Self::Passing(passing) => passing.left.map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
+
+impl Passing {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Stopped>>> {
+        if let Some(head) = self.head.take() {
+            return self.give(head);
+        }
+        loop {
+            let data = match ready!(Pin::new(&mut self.rest).poll_frame(cx)) {
+                None => return self.end(Fate::Sent),
+                Some(Err(_)) => return self.end(Fate::Gone),
+                Some(Ok(frame)) => frame.into_data(),
+            };
+            let Ok(data) = data else { continue };
+            self.taken += data.len();
+            if self.taken > REQUEST_BYTES_MAX {
+                return self.end(Fate::TooLarge);
+            }
+            if self.watch.push(&data) {
+                return self.end(Fate::Twice);
+            }
+            return self.give(data);
+        }
+    }
+
+    fn give(&mut self, bytes: Bytes) -> Poll<Option<Result<Bytes, Stopped>>> {
+        self.left = self.left.map(|left| left.saturating_sub(bytes.len() as u64));
+        Poll::Ready(Some(Ok(bytes)))
+    }
+
+    fn end(&self, fate: Fate) -> Poll<Option<Result<Bytes, Stopped>>> {
+        *self.fate.lock().unwrap_or_else(PoisonError::into_inner) = fate;
+        Poll::Ready(if fate == Fate::Sent { None } else { Some(Err(Stopped)) })
+    }
+}
+
+/// The body of a reply that passes as it comes.
+#[derive(Debug)]
+pub struct Passage {
+    first: Option<Bytes>,
+    body: Incoming,
+    flight: Flight,
+    status: StatusCode,
+    idle: Pin<Box<Sleep>>,
+    idle_limit: Duration,
+    ended: bool,
+}
+
+impl Passage {
+    /// Takes over a body whose first piece is there.
+    pub(crate) fn new(
+        first: Bytes,
+        body: Incoming,
+        flight: Flight,
+        _committed: Committed,
+        status: StatusCode,
+        idle_limit: Duration,
+    ) -> Self {
+        let idle = Box::pin(tokio::time::sleep(idle_limit));
+        Self { first: Some(first), body, flight, status, idle, idle_limit, ended: false }
+    }
+
+    /// The next bytes for the client; an error where the upstream broke off or fell silent, so that the client's
+    /// connection is broken too and never shows a clean end.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, axum::Error>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        while !self.ended {
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    self.idle.as_mut().reset(Instant::now() + self.idle_limit);
+                    if let Ok(data) = frame.into_data() {
+                        return Poll::Ready(Some(Ok(data)));
+                    }
+                }
+                Poll::Ready(Some(Err(_))) => return self.break_off(Transport::Cut),
+                Poll::Ready(None) => self.complete(),
+                Poll::Pending => {
+                    ready!(self.idle.as_mut().poll(cx));
+                    return self.break_off(Transport::IdleTimeout);
+                }
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn complete(&mut self) {
+        self.flight.succeeded(Class::Success, self.learnt(), self.status.as_u16());
+        self.flight.flush();
+        self.ended = true;
+    }
+
+    fn break_off(&mut self, how: Transport) -> Poll<Option<Result<Bytes, axum::Error>>> {
+        self.ended = true;
+        self.land(&classify::transport(how), Outcome::Interrupted);
+        Poll::Ready(Some(Err(axum::Error::new(Stopped))))
+    }
+
+    fn land(&mut self, verdict: &Verdict, outcome: Outcome) {
+        let landing = Landing { outcome, status: Some(self.status.as_u16()), code: None };
+        self.flight.broke_off(verdict, self.learnt(), landing);
+    }
+
+    fn learnt(&self) -> Learnt {
+        Learnt { status: Some(self.status.as_u16()), ..Learnt::default() }
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.land(&Verdict::ended(Class::Cancelled, Effect::None), Outcome::Cancelled);
+        }
+    }
+}
