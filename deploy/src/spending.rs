@@ -28,7 +28,7 @@ pub(crate) enum Store {
     /// The embedded file.
     File(Connection, spending::Spending),
     /// Postgres.
-    Postgres(PostgresSpending),
+    Postgres(Box<PostgresSpending>),
     /// None is named: budgets are not enforced.
     Nowhere,
 }
@@ -43,7 +43,9 @@ impl Store {
     /// The store that a configuration names, if it does.
     pub(crate) fn named(usage: Option<&UsageSettings>) -> anyhow::Result<Self> {
         match usage {
-            Some(usage) => Ok(Self::Postgres(PostgresSpending::new(&usage.postgres).context("usage.postgres")?)),
+            Some(usage) => {
+                Ok(Self::Postgres(Box::new(PostgresSpending::new(&usage.postgres).context("usage.postgres")?)))
+            }
             None => Ok(Self::Nowhere),
         }
     }
