@@ -14,6 +14,11 @@ pub(crate) fn log_file(data: &Path) -> PathBuf {
     data.join("waybill.db")
 }
 
+/// The outcomes that are kept under an `Idempotency-Key`, sealed.
+pub(crate) fn vault_file(data: &Path) -> PathBuf {
+    data.join("vault.db")
+}
+
 /// The folder of the gateway's spool.
 pub(crate) fn spool_folder(data: &Path) -> PathBuf {
     data.join("spool")

@@ -20,6 +20,7 @@ use waybill_events::spool::{self, Orphans, Reader, Spool};
 use waybill_gateway::ledger::Ledger;
 use waybill_gateway::shared::InProcess;
 use waybill_gateway::shared::redis::RedisState;
+use waybill_gateway::vault::Shelf;
 use waybill_routing::state::State;
 use waybill_schema::config::Config;
 use waybill_schema::id::WriterId;
@@ -100,6 +101,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             Shared::Redis(Arc::new(redis))
         }
     };
+    let shelf = match &config.state {
+        None => Shelf::file(&data::vault_file(&data))?,
+        Some(state) => {
+            let _on_the_runtime = runtime.enter();
+            Shelf::redis(state).context("state.redis is no server to be asked")?
+        }
+    };
     let spending = spending::Store::named(config.usage.as_ref())?;
     let parts = Parts {
         listener,
@@ -112,6 +120,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         copy: Some(copy),
         more: Router::new(),
         shared,
+        shelf,
         spending,
         ship_time: SHIP_TIME,
     };

@@ -27,6 +27,7 @@ use waybill_gateway::server::{self, House, Readiness, Ready};
 use waybill_gateway::shared::redis::RedisState;
 use waybill_gateway::shared::{InProcess, SharedState};
 use waybill_gateway::upstream::Upstream;
+use waybill_gateway::vault::{Shelf, Vault};
 use waybill_schema::config::Config;
 use waybill_schema::event::{Alive, Epoch, Event, Started};
 use waybill_schema::frame::Body;
@@ -66,6 +67,8 @@ pub(crate) struct Parts<L> {
     pub(crate) shared: Shared,
     /// Further pages at the same address.
     pub(crate) more: Router,
+    /// Where outcomes under an `Idempotency-Key` lie.
+    pub(crate) shelf: Shelf,
     /// Where it is read what was spent of budgets.
     pub(crate) spending: spending::Store,
     /// How long the last facts may take to reach the log; what has not stays in the spool.
@@ -178,9 +181,10 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
         serving: ArcSwap::from_pointee(follow::serving(follower.trail(), config.clone())),
         upstream: Upstream::new(Duration::from_millis(config.retry.connect_ms.into()))?,
         metrics: Metrics::default(),
-        secret: parts.secret,
+        secret: parts.secret.clone(),
         shared,
         limits: Limits::default(),
+        vault: Vault::new(parts.shelf, parts.secret),
     });
     let following = Following::start(gateway.clone(), follower, parts.copy)?;
     let spending = spending::follow(gateway.clone(), parts.spending)?;
@@ -202,6 +206,8 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
 
     let mut chores = JoinSet::new();
     chores.spawn(show_life(gateway.clone()));
+    let keeps = gateway.clone();
+    chores.spawn(async move { keeps.vault.run().await });
     if let Some(redis) = redis {
         gateway.ledger.share();
         let gateway = gateway.clone();

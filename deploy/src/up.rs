@@ -17,6 +17,7 @@ use waybill_events::spool::{self, Orphans, Spool};
 use waybill_events::sqlite::SqliteLog;
 use waybill_gateway::ledger::Ledger;
 use waybill_gateway::shared::InProcess;
+use waybill_gateway::vault::Shelf;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
 use waybill_projector::embedded::{self, Start};
@@ -98,6 +99,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
         copy: None,
         shared: Shared::InProcess(InProcess::Alone),
         more,
+        shelf: Shelf::file(&data::vault_file(&data))?,
         spending: spending::Store::embedded(&data)?,
         ship_time: Duration::from_secs(SHIP_SECONDS),
     };

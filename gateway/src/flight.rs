@@ -25,6 +25,7 @@ use crate::ledger::Sight;
 use crate::proxy::Gateway;
 use crate::serving::Serving;
 use crate::shared::{Answer, Away, Question};
+use crate::vault::Deposit;
 
 /// One request under way.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Flight {
     sends: u16,
     open: Option<Open>,
     last_class: Option<Class>,
+    /// The `Idempotency-Key` that it has taken.
+    deposit: Option<Deposit>,
     landed: bool,
 }
 
@@ -110,8 +113,23 @@ impl Flight {
         let Departure { gateway, serving, pool, request, context, rights, begun } = departure;
         gateway.metrics.in_flight.inc();
         let (view, base, open, last_class) = (None, None, None, None);
-        let (sends, landed) = (0, false);
-        Self { gateway, serving, pool, request, context, rights, begun, view, base, sends, open, last_class, landed }
+        let (sends, deposit, landed) = (0, None, false);
+        Self {
+            gateway,
+            serving,
+            pool,
+            request,
+            context,
+            rights,
+            begun,
+            view,
+            base,
+            sends,
+            open,
+            last_class,
+            deposit,
+            landed,
+        }
     }
 
     /// Our id of the request.
@@ -127,6 +145,16 @@ impl Flight {
     /// What the caller may ask for.
     pub fn rights(&self) -> &Rights {
         &self.rights
+    }
+
+    /// Takes over an `Idempotency-Key`, whose outcome is this request's.
+    pub(crate) fn hold(&mut self, deposit: Deposit) {
+        self.deposit = Some(deposit);
+    }
+
+    /// The key that waits for the whole of the answer.
+    pub(crate) fn deposit(&mut self) -> Option<&mut Deposit> {
+        self.deposit.as_mut()
     }
 
     /// Sends so far.
@@ -243,6 +271,9 @@ impl Flight {
         })));
         self.gateway.ledger.note(Time::wall_clock(), events);
         self.gateway.metrics.request(self.context.endpoint, landing.outcome, latency_ms);
+        if let Some(deposit) = self.deposit.take() {
+            self.gateway.vault.settle(deposit, landing.outcome, self.last_class);
+        }
     }
 
     /// Asks the shared state, which takes the claim on the key for what `random` would choose now.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -26,7 +26,9 @@ use waybill_schema::event::{Class, Effect, Endpoint, Outcome};
 
 use crate::body::REQUEST_BYTES_MAX;
 use crate::flight::{Flight, Landing, Learnt};
+use crate::proxy::Arrived;
 use crate::refusal::Refusal;
+use crate::vault::Gathering;
 
 /// How much of a form is read in search of its model. A form that is no longer is read whole.
 pub const FORM_HEAD_BYTES_MAX: usize = 1 << 20;
@@ -63,6 +65,14 @@ pub(crate) struct Repeats {
     pub(crate) body_passes: bool,
     /// Responses are sent once (`retry.responses_single_send`).
     pub(crate) responses_once: bool,
+}
+
+/// The `Idempotency-Key` under which a request's outcome is kept: of what is behind the gate, but for images, which are
+/// made once whatever they carry, and for a form that passes, of which nobody can say later whether it was the same.
+pub(crate) fn idempotency_key(arrived: &Arrived) -> Option<&HeaderValue> {
+    let is_image = matches!(arrived.endpoint, Endpoint::ImageGenerations | Endpoint::ImageEdits);
+    let passes = arrived.form.as_ref().is_some_and(Filled::passes);
+    arrived.headers.get("idempotency-key").filter(|_| arrived.endpoint.is_native() && !is_image && !passes)
 }
 
 /// The form that a request to `endpoint` is, if it is one that may be read in passing.
@@ -315,6 +325,8 @@ pub struct Passage {
     body: Incoming,
     flight: Flight,
     status: StatusCode,
+    /// The answer so far, where it is to be kept.
+    gathered: Option<Gathering>,
     idle: Pin<Box<Sleep>>,
     idle_limit: Duration,
     ended: bool,
@@ -325,13 +337,15 @@ impl Passage {
     pub(crate) fn new(
         first: Bytes,
         body: Incoming,
-        flight: Flight,
+        mut flight: Flight,
         _committed: Committed,
-        status: StatusCode,
+        (status, headers): (StatusCode, &HeaderMap),
         idle_limit: Duration,
     ) -> Self {
         let idle = Box::pin(tokio::time::sleep(idle_limit));
-        Self { first: Some(first), body, flight, status, idle, idle_limit, ended: false }
+        let mut gathered = flight.deposit().map(|_| Gathering::new(headers.get(CONTENT_TYPE).cloned()));
+        gathered.iter_mut().for_each(|gathered| gathered.add(&first));
+        Self { first: Some(first), body, flight, status, gathered, idle, idle_limit, ended: false }
     }
 
     /// The next bytes for the client; an error where the upstream broke off or fell silent, so that the client's
@@ -345,6 +359,7 @@ impl Passage {
                 Poll::Ready(Some(Ok(frame))) => {
                     self.idle.as_mut().reset(Instant::now() + self.idle_limit);
                     if let Ok(data) = frame.into_data() {
+                        self.gathered.iter_mut().for_each(|gathered| gathered.add(&data));
                         return Poll::Ready(Some(Ok(data)));
                     }
                 }
@@ -360,6 +375,11 @@ impl Passage {
     }
 
     fn complete(&mut self) {
+        if let (Some(gathered), Some(deposit)) = (&mut self.gathered, self.flight.deposit())
+            && let Some(whole) = gathered.take()
+        {
+            deposit.keep(self.status, gathered.content_type.as_ref(), &whole);
+        }
         self.flight.succeeded(Class::Success, self.learnt(), self.status.as_u16());
         self.flight.flush();
         self.ended = true;

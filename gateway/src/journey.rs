@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::RETRY_AFTER;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -31,6 +31,7 @@ use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
 use crate::relay::{Feed, Relay, class_of};
 use crate::upstream::Send;
+use crate::vault::Kept;
 
 /// The largest plain answer, in bytes: 64 MiB, above any image a provider inlines.
 pub const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -329,6 +330,9 @@ impl Journey<'_> {
         };
         match answer {
             Answer::Whole { status, headers, body, class, learnt } => {
+                if let Some(deposit) = flight.deposit() {
+                    deposit.keep(status, headers.get(CONTENT_TYPE), &body);
+                }
                 flight.succeeded(class, learnt, status.as_u16());
                 let mut response = Response::new(full(body));
                 *response.status_mut() = status;
@@ -340,7 +344,7 @@ impl Journey<'_> {
                 let mut passed = answer::passed_on(&headers);
                 marks(&flight, &mut passed);
                 let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
-                let passage = Passage::new(first, body, flight, committed, status, idle);
+                let passage = Passage::new(first, body, flight, committed, (status, &headers), idle);
                 let mut response = Response::new(Body::Passage(Box::new(passage)));
                 *response.status_mut() = status;
                 *response.headers_mut() = passed;
@@ -398,6 +402,18 @@ impl Journey<'_> {
             return self.give_up(flight, failure, End::Exhausted);
         }
         self.refuse(flight, &no_route(self.arrived.endpoint, choice))
+    }
+
+    /// Gives an answer that was given before; nobody is called.
+    pub(crate) fn repeat(&self, mut flight: Flight, kept: Kept) -> Response<Body> {
+        let mut response = Response::new(full(kept.body));
+        *response.status_mut() = kept.status;
+        let headers = response.headers_mut();
+        headers.extend(kept.content_type.map(|content_type| (CONTENT_TYPE, content_type)));
+        headers.insert("x-waybill-repeated", HeaderValue::from_static("true"));
+        self.mark(&flight, headers, None);
+        flight.ended(Landing { outcome: Outcome::Success, status: Some(kept.status.as_u16()), code: None });
+        response
     }
 
     /// Refuses a request of which nothing was sent.

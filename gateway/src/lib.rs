@@ -8,6 +8,7 @@ pub mod body;
 pub mod limits;
 pub mod guardrail;
 pub mod gate;
+pub mod vault;
 pub mod journey;
 pub mod failure;
 pub mod flight;

@@ -31,6 +31,7 @@ use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::SharedState;
 use crate::upstream::Upstream;
+use crate::vault::{Claim, Vault};
 
 /// The data plane.
 #[derive(Debug)]
@@ -49,6 +50,8 @@ pub struct Gateway {
     pub shared: Arc<dyn SharedState>,
     /// What callers have left.
     pub limits: Limits,
+    /// What was answered under an `Idempotency-Key`.
+    pub vault: Vault,
 }
 
 /// A request with its body read and its caller known.
@@ -148,7 +151,7 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     let rights = arrived.serving.catalogue.rights(&arrived.key);
     let pool = arrived.serving.catalogue.pool(&group, model).ok_or_else(|| unknown(&rights, model))?;
     let context = context(gateway, arrived, &inbound, &pool, model)?;
-    let flight = Flight::new(Departure {
+    let mut flight = Flight::new(Departure {
         gateway: gateway.clone(),
         serving: arrived.serving.clone(),
         pool,
@@ -160,10 +163,26 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     let deadline = Instant::now() + Duration::from_secs(arrived.serving.config.retry.timeout_seconds.into());
     let admitted = admit(gateway, arrived, &flight).await;
     let journey = Journey { gateway, arrived, inbound, deadline, bodies: Vec::new() };
-    match admitted {
-        Ok(()) => Ok(journey.travel(flight).await),
-        Err(refusal) => Ok(journey.refuse(flight, &refusal)),
+    let claimed = match admitted {
+        Ok(()) => claim(gateway, arrived, &flight).await,
+        Err(refusal) => Err(refusal),
+    };
+    match claimed {
+        Ok(None) => {}
+        Ok(Some(Claim::Taken(deposit))) => flight.hold(deposit),
+        Ok(Some(Claim::Done(kept))) => return Ok(journey.repeat(flight, kept)),
+        Err(refusal) => return Ok(journey.refuse(flight, &refusal)),
     }
+    Ok(journey.travel(flight).await)
+}
+
+/// Takes the `Idempotency-Key` of a request whose outcome is kept under it.
+async fn claim(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<Option<Claim>, Refusal> {
+    let Some(key) = gate::idempotency_key(arrived) else { return Ok(None) };
+    let timeout_ms = i64::from(arrived.serving.config.retry.timeout_seconds) * 1000;
+    let until = Time::wall_clock().plus_ms(timeout_ms);
+    let scope = &flight.context().scope;
+    gateway.vault.claim(scope, arrived.endpoint, key, &arrived.body, until).await.map(Some)
 }
 
 /// A model that nobody serves here; whether it is one elsewhere is not said to who may not use it.

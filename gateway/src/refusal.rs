@@ -80,6 +80,24 @@ pub enum Refusal {
         /// The row whose guardrail it is.
         whose: RowKey,
     },
+    /// The `Idempotency-Key` cannot be one.
+    #[error("the Idempotency-Key must be 1 to 255 bytes long")]
+    InvalidIdempotencyKey,
+    /// The key was given to a request with another body.
+    #[error("this Idempotency-Key was given to a request with another body")]
+    IdempotencyKeyReused,
+    /// The request with this key is under way.
+    #[error("the request with this Idempotency-Key is still under way")]
+    InProgress {
+        /// When to ask again, in milliseconds.
+        wait_ms: u64,
+    },
+    /// A request with this key was made, and what became of it is not known or not kept.
+    #[error("a request with this Idempotency-Key was made, and its outcome is not known: it is not made again")]
+    OutcomeUnknown,
+    /// The store of outcomes does not answer.
+    #[error("the store of outcomes does not answer, so nothing is made under an Idempotency-Key")]
+    VaultAway,
     /// There are deployments, but none may be sent to.
     #[error("no deployment can serve this request now: {why}")]
     NoRoute {
@@ -188,6 +206,17 @@ impl Refusal {
                 anthropic_type: "overloaded_error",
                 retry: None,
             },
+            Self::InvalidIdempotencyKey => caller(StatusCode::BAD_REQUEST, "invalid_idempotency_key"),
+            Self::IdempotencyKeyReused => caller(StatusCode::CONFLICT, "idempotency_key_reused"),
+            Self::InProgress { .. } => Shape { retry: None, ..caller(StatusCode::CONFLICT, "idempotency_in_progress") },
+            Self::OutcomeUnknown => caller(StatusCode::CONFLICT, "idempotency_outcome_unknown"),
+            Self::VaultAway => Shape {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                code: "vault_unavailable",
+                openai_type: "server_error",
+                anthropic_type: "overloaded_error",
+                retry: None,
+            },
             Self::NoRoute { soonest_ms, .. } => Shape {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 code: "no_route_available",
@@ -229,6 +258,11 @@ impl Refusal {
             | Self::LimitReached { .. }
             | Self::GuardrailDenied { .. }
             | Self::GuardrailSilent { .. }
+            | Self::InvalidIdempotencyKey
+            | Self::IdempotencyKeyReused
+            | Self::InProgress { .. }
+            | Self::OutcomeUnknown
+            | Self::VaultAway
             | Self::NoRoute { .. }
             | Self::Upstream { .. }
             | Self::UpgradeRequired
@@ -242,7 +276,7 @@ impl Refusal {
     fn wait_ms(&self) -> Option<u64> {
         match self {
             Self::NoRoute { soonest_ms, .. } => *soonest_ms,
-            Self::LimitReached { wait_ms, .. } => Some(*wait_ms),
+            Self::LimitReached { wait_ms, .. } | Self::InProgress { wait_ms } => Some(*wait_ms),
             Self::Upstream { retry_after_ms, .. } => *retry_after_ms,
             _ => None,
         }

@@ -52,3 +52,4 @@ mod shutdown;
 mod stalls;
 mod streams;
 mod uploads;
+mod vault;

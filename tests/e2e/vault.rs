@@ -1,0 +1,152 @@
+//! The vault: a request with an `Idempotency-Key` is made once, and the same request gets the same answer (D13).
+
+use serde_json::{Value, json};
+use waybill_servers::nats::{self, Nats};
+use waybill_servers::redis::{Options, Redis};
+use waybill_simulator::{Action, Step};
+
+use crate::client::{Answer, Client};
+use crate::fleet::Fleet;
+use crate::world::{PATIENCE, Plan, World};
+
+const SPEECH: &str = "/v1/audio/speech";
+
+fn says(content_type: &str, text: &str) -> Action {
+    let headers = [("content-type".to_owned(), content_type.to_owned())];
+    Action::Status { status: 200, headers: headers.into(), body: json!(text) }
+}
+
+fn plan() -> Plan {
+    Plan::of(&["a"]).settings("retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n")
+}
+
+async fn ask(client: &Client, path: &str, key: &str, text: &str) -> Answer {
+    client.post(path, &[("idempotency-key", key)], &json!({"model": "gpt", "input": text})).await
+}
+
+#[track_caller]
+fn check(answer: &Answer, status: u16, code: &str, retry: (Option<&str>, Option<&str>)) {
+    let error: Value = answer.json()["error"].clone();
+    assert_eq!((answer.status.as_u16(), &error["code"]), (status, &json!(code)), "{error}");
+    assert_eq!((answer.header("retry-after"), answer.header("x-should-retry")), retry, "{error}");
+}
+
+const NEVER: (Option<&str>, Option<&str>) = (None, Some("false"));
+
+/// Asks until the answer says something else than that the request is under way.
+async fn settled(client: &Client, key: &str, text: &str) -> Answer {
+    let settled = async {
+        loop {
+            let answer = ask(client, SPEECH, key, text).await;
+            if answer.status == 200 || answer.json()["error"]["code"] != "idempotency_in_progress" {
+                return answer;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, settled).await.expect("the outcome comes to be known")
+}
+
+/// Same key and body: the outcome, whatever it is, also after a restart; another body or path of the key, another
+/// caller: as they should. What rests in the file cannot be read there.
+#[tokio::test]
+async fn the_same_request_gets_the_same_answer_once() {
+    let mut world = World::start(plan()).await;
+    let client = world.client();
+    world.upstreams[0].push(says("audio/mpeg", "ID3 the sphinx speaks"));
+    let first = ask(&client, SPEECH, "k-1", "Hello").await;
+    assert_eq!((first.status.as_u16(), first.header("x-waybill-repeated")), (200, None));
+    let same = |answer: &Answer| {
+        assert_eq!((answer.status.as_u16(), &answer.body), (200, &first.body), "{}", answer.text());
+        assert_eq!(answer.header("content-type"), Some("audio/mpeg"));
+        assert_eq!(
+            (answer.header("x-waybill-repeated"), answer.header("x-waybill-attempts")),
+            (Some("true"), Some("0"))
+        );
+    };
+    same(&settled(&client, "k-1", "Hello").await);
+    check(&ask(&client, SPEECH, "k-1", "Other").await, 409, "idempotency_key_reused", NEVER);
+    let long = "k".repeat(256);
+    check(&ask(&client, SPEECH, &long, "Hello").await, 400, "invalid_idempotency_key", NEVER);
+    assert_eq!(world.calls().len(), 1);
+
+    world.upstreams[0].push(Step::new([says("application/json", "{\"id\": 1}")]).standing());
+    assert_eq!(ask(&client, "/v1/rerank", "k-1", "Hello").await.text(), "{\"id\": 1}");
+    assert_eq!(ask(&world.client_with("sk-other"), SPEECH, "k-1", "Hello").await.text(), "{\"id\": 1}");
+    for _ in 0..2 {
+        assert_eq!(ask(&client, "/v1/images/generations", "k-1", "Hello").await.status, 200);
+    }
+    assert_eq!(world.calls().len(), 5, "an image is made whenever it is asked for");
+    world.stop().await;
+    let rows = "select outcome, status, attempts, count(*) from usage_events group by 1, 2, 3 order by 3, 1";
+    let rows = world.table(rows);
+    assert!(rows.contains(&"success|200|1|5".to_owned()), "{rows:?}");
+
+    world.restart().await;
+    same(&ask(&world.client(), SPEECH, "k-1", "Hello").await);
+    assert_eq!(world.calls().len(), 5);
+    world.stop().await;
+    for file in ["vault.db", "vault.db-wal", "waybill.db"] {
+        let bytes = std::fs::read(world.data().join(file)).unwrap_or_default();
+        assert!(!bytes.windows(6).any(|six| six == b"sphinx"), "{file}");
+    }
+}
+
+/// While it is under way: 409 with a time to ask again. Where its client left, where nobody knows what the upstream did,
+/// and where its gateway died, it is not made again. Where the upstream said no, it is.
+#[tokio::test]
+async fn an_unknown_outcome_is_not_repeated_and_a_known_failure_is() {
+    let mut world = World::start(plan()).await;
+    let client = world.client();
+    world.upstreams[0].push(Action::Hang);
+    let under_way = ask(&client, SPEECH, "left", "Hello");
+    let meanwhile = async {
+        world.calls_until(|calls| calls.len() == 1).await;
+        ask(&world.client(), SPEECH, "left", "Hello").await
+    };
+    let refused = tokio::select! {
+        answer = under_way => panic!("the upstream hangs: {}", answer.text()),
+        refused = meanwhile => refused,
+    };
+    check(&refused, 409, "idempotency_in_progress", (Some("2"), None));
+    check(&settled(&client, "left", "Hello").await, 409, "idempotency_outcome_unknown", NEVER);
+
+    world.upstreams[0].push(Action::Reset);
+    assert_eq!(ask(&client, SPEECH, "reset", "Hello").await.status, 502);
+    check(&settled(&client, "reset", "Hello").await, 409, "idempotency_outcome_unknown", NEVER);
+    assert_eq!(world.calls().len(), 2);
+
+    world.upstreams[0].push(Action::status(500));
+    assert_eq!(ask(&client, SPEECH, "failed", "Hello").await.status, 500);
+    world.upstreams[0].push(says("audio/mpeg", "ID3"));
+    assert_eq!(settled(&client, "failed", "Hello").await.text(), "ID3");
+    assert_eq!(world.calls().len(), 4);
+
+    world.upstreams[0].push(Action::Hang);
+    let dies = ask(&client, SPEECH, "died", "Hello");
+    tokio::select! {
+        answer = dies => panic!("the upstream hangs: {}", answer.text()),
+        _ = world.calls_until(|calls| calls.len() == 5) => {}
+    }
+    world.kill().await;
+    world.restart().await;
+    let refused = ask(&world.client(), SPEECH, "died", "Hello").await;
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    assert_eq!(world.calls().len(), 5);
+}
+
+/// Gateways that share a Redis share outcomes; without it nothing is made under a key, and all else goes on.
+#[tokio::test]
+async fn outcomes_are_shared_through_redis() {
+    let (nats, mut redis) = (Nats::start(&nats::Options::default()), Redis::start(&Options::default()));
+    let settings = format!("retry: {{ max_attempts: 1 }}\nstate: {{ redis: '{}' }}\n", redis.url());
+    let fleet = Fleet::start(plan().settings(&settings), 2, &[nats.url()]).await;
+    fleet.upstreams[0].push(says("audio/mpeg", "ID3"));
+    assert_eq!(ask(&fleet.client(0), SPEECH, "k-1", "Hello").await.text(), "ID3");
+    assert_eq!(settled(&fleet.client(1), "k-1", "Hello").await.text(), "ID3");
+    check(&ask(&fleet.client(1), SPEECH, "k-1", "Other").await, 409, "idempotency_key_reused", NEVER);
+    redis.kill();
+    check(&ask(&fleet.client(0), SPEECH, "k-2", "Hello").await, 503, "vault_unavailable", (None, None));
+    assert_eq!(fleet.upstreams.calls().len(), 1);
+    let chat = json!({"model": "gpt", "messages": [{"role": "user", "content": "Hello"}]});
+    assert_eq!(fleet.client(0).post("/v1/chat/completions", &[], &chat).await.status, 200);
+}
