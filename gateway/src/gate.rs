@@ -124,6 +124,10 @@ pub(crate) async fn gather(
     whole: bool,
 ) -> Result<Gathered, Refusal> {
     let short = body.size_hint().exact().is_some_and(|length| length <= FORM_HEAD_BYTES_MAX as u64);
+    let too_large = || Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX };
+    if body.size_hint().lower() > REQUEST_BYTES_MAX as u64 {
+        return Err(too_large());
+    }
     let mut bytes = BytesMut::new();
     loop {
         let frame = tokio::time::timeout(silence, body.frame()).await.map_err(|_| Refusal::BodySilent)?;
@@ -131,7 +135,7 @@ pub(crate) async fn gather(
         let Ok(data) = frame.map_err(|_| Refusal::BodyUnread)?.into_data() else { continue };
         bytes.extend_from_slice(&data);
         if bytes.len() > REQUEST_BYTES_MAX {
-            return Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX });
+            return Err(too_large());
         }
         if whole || short {
             continue;

@@ -194,6 +194,8 @@ async fn a_form_arrives_with_its_model_exchanged_and_nothing_else() {
     };
     check(&client.post_bytes(path, &[FORM], twice(10)).await, 400, "invalid_body", "model");
     check(&client.post_bytes(path, &[FORM], twice(2 * MIB)).await, 400, "invalid_body", "model");
+    let answer = client.post_bytes(path, &[FORM], form("gpt", 65 * MIB, true)).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (413, &json!("request_too_large")));
     assert_eq!(world.calls().len(), n_calls, "nothing arrived as a whole");
     world.stop().await;
     let blamed = "select class, count(*) from usage_attempts where class <> 'success' group by 1";
