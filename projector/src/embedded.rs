@@ -13,6 +13,7 @@ use waybill_events::sqlite::{self, SqliteLog, integer, stored_frame};
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::Gate;
 use waybill_projections::usage::{Journal, Row, UsageFold};
+use waybill_schema::event::{Event, Fact};
 
 use crate::reader::{Newer, Read, each_fact, tell};
 use crate::rows::{self, Checkpoint};
@@ -196,6 +197,9 @@ impl EmbeddedProjector {
                     if verdict.folds() {
                         usage.apply_noting(&fact, stored.seq.0, &mut rows, journal);
                     }
+                    if verdict.folds() && fresh {
+                        own(transaction, &fact)?;
+                    }
                     tell(&verdict);
                 }
                 Read::Unread(unread) => {
@@ -253,7 +257,13 @@ impl Replay {
         let fresh = seq > covered;
         each_fact::<ProjectError>(frame, |read| {
             match read {
-                Read::Fact(fact) => tell(&fold.apply(&fact, seq, rows)),
+                Read::Fact(fact) => {
+                    let verdict = fold.apply(&fact, seq, rows);
+                    if verdict.folds() && fresh {
+                        own(connection, &fact)?;
+                    }
+                    tell(&verdict);
+                }
                 Read::Unread(unread) => {
                     tell(&fold.gate.pass_over(&unread.revision));
                     if fresh {
@@ -276,6 +286,14 @@ fn frames_between(connection: &Connection, after: u64, before: u64) -> Result<Ve
     frames.collect()
 }
 
+/// Writes what `fact` says of a response's owner, if it does.
+fn own(connection: &Connection, fact: &Fact) -> Result<(), rusqlite::Error> {
+    match &fact.event {
+        Event::Ownership(ownership) => rows::own(connection, ownership, fact.at),
+        _ => Ok(()),
+    }
+}
+
 fn write(connection: &Connection, rows: &[Row]) -> Result<(), rusqlite::Error> {
     let n_left_out = rows::insert(connection, rows)?;
     if n_left_out > 0 {
@@ -290,7 +308,7 @@ mod tests {
     use tempfile::TempDir;
     use waybill_events::log::{AppendError, Log};
     use waybill_projections::story::Teller;
-    use waybill_schema::event::{Class, Epoch, Fact, Outcome};
+    use waybill_schema::event::{Class, Epoch, Outcome};
     use waybill_schema::frame::Frame;
 
     use waybill_schema::time::Time;
@@ -342,7 +360,8 @@ mod tests {
         }
 
         fn everything(&self) -> Vec<String> {
-            let tables = ["usage_events", "usage_attempts", "sessions", "quarantine", "checkpoints"];
+            let tables =
+                ["usage_events", "usage_attempts", "sessions", "response_owners", "quarantine", "checkpoints"];
             tables.iter().flat_map(|table| self.rows(&format!("SELECT * FROM {table} ORDER BY 1, 2"))).collect()
         }
     }

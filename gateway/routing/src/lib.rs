@@ -6,6 +6,7 @@ pub mod request;
 pub mod session;
 pub mod fingerprint;
 pub mod state;
+pub mod ownership;
 pub mod select;
 pub mod dispatch;
 pub mod classify;

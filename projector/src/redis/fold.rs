@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use waybill_events::log::StoredFrame;
-use waybill_projections::gate::{Gate, Verdict};
+use waybill_projections::gate::{Gate, NO_EPOCH, Verdict};
+use waybill_routing::ownership::{Name, Owners};
 use waybill_routing::state::State;
-use waybill_schema::event::Fact;
+use waybill_schema::event::{Event, Fact};
 use waybill_schema::frame::{Frame, FrameError};
 use waybill_schema::id::{AffinityKey, MemberId, Revision, WriterId};
-use waybill_schema::redis::{Generation, Mark, Place, TIDY_AFTER_MS, Value};
+use waybill_schema::redis::{Generation, Mark, OWNER_LIFE_MS, Place, TIDY_AFTER_MS, Value};
 use waybill_schema::secret::sum128;
 use waybill_schema::time::Time;
 
@@ -31,6 +32,7 @@ pub struct Fold {
     records_max: usize,
     gate: Gate,
     state: State,
+    owners: Owners,
     writers: BTreeMap<WriterId, Place>,
     mark: Mark,
     touched: Touched,
@@ -41,16 +43,20 @@ pub struct Fold {
 struct Touched {
     keys: BTreeSet<AffinityKey>,
     members: BTreeSet<MemberId>,
+    owners: BTreeSet<Name>,
     writers: BTreeSet<WriterId>,
+    /// Whether there is a writer more or less.
+    writers_changed: bool,
 }
 
 impl Fold {
-    /// A fold of nothing that keeps at most `records_max` affinity records.
+    /// A fold of nothing that keeps at most `records_max` affinity records, and as many owners.
     pub fn new(records_max: usize) -> Self {
         Self {
             records_max,
             gate: Gate::default(),
             state: State::with_capacity(records_max),
+            owners: Owners::with_capacity(records_max),
             writers: BTreeMap::new(),
             mark: Mark::start(),
             touched: Touched::default(),
@@ -83,15 +89,17 @@ impl Fold {
     pub fn everything(&self, generation: &Generation) -> Vec<Write> {
         let keys = self.state.records().into_keys().cloned().collect();
         let members = self.state.members().map(|(member, _)| member.clone()).collect();
-        let writers = self.writers.keys().cloned().collect();
-        let mut writes = self.writes_of(&Touched { keys, members, writers }, generation);
+        let (owners, writers) = (self.owners.names().cloned().collect(), self.writers.keys().cloned().collect());
+        let touched = Touched { keys, members, owners, writers, writers_changed: true };
+        let mut writes = self.writes_of(&touched, generation);
         writes.retain(|write| write.value.is_some());
         writes
     }
 
     /// How many keys a batch would have, about.
     pub(super) fn n_touched(&self) -> usize {
-        self.touched.keys.len() + 3 * self.touched.members.len() + self.touched.writers.len()
+        let Touched { keys, members, owners, writers, .. } = &self.touched;
+        keys.len() + 3 * members.len() + owners.len() + writers.len()
     }
 
     /// What was touched since the last batch, as it stands now.
@@ -115,8 +123,28 @@ impl Fold {
             let touched = self.state.apply_telling(fact);
             self.touched.keys.extend(touched.key.into_iter().chain(touched.evicted));
             self.touched.members.extend(touched.member);
+            self.own(fact);
         }
         self.place(&verdict, &fact.revision, fact.at);
+        if let (true, Event::Vanished(vanished)) = (verdict.folds(), &fact.event) {
+            self.forget(&vanished.writer);
+        }
+    }
+
+    fn own(&mut self, fact: &Fact) {
+        if let Event::Ownership(ownership) = &fact.event
+            && let Some(changed) = self.owners.apply(ownership, fact.revision.number, fact.at)
+        {
+            self.touched.owners.extend(changed.evicted.into_iter().chain([changed.name]));
+        }
+    }
+
+    /// Nothing more is waited for from a writer that is declared gone.
+    fn forget(&mut self, writer: &WriterId) {
+        if self.writers.remove(writer).is_some() {
+            self.touched.writers.insert(writer.clone());
+            self.touched.writers_changed = true;
+        }
     }
 
     /// Notes how far a writer has come.
@@ -124,7 +152,7 @@ impl Fold {
         tell(verdict);
         if verdict.folds() {
             let place = Place { epoch: revision.epoch, number: revision.number, at };
-            self.writers.insert(revision.writer.clone(), place);
+            self.touched.writers_changed |= self.writers.insert(revision.writer.clone(), place).is_none();
             self.touched.writers.insert(revision.writer.clone());
         }
     }
@@ -149,11 +177,25 @@ impl Fold {
         if !touched.members.is_empty() {
             writes.push(lasting(generation.health(), Some(self.state.snapshot().encode())));
         }
+        writes.extend(touched.owners.iter().map(|name| {
+            let held = self.owners.get(name);
+            let until = held.map(|held| held.seen.plus_ms(OWNER_LIFE_MS));
+            Write { key: generation.owner(&name.owned()), value: held.map(|held| held.owner.encode()), until }
+        }));
         writes.extend(touched.writers.iter().map(|writer| {
             let place = self.writers.get(writer).map(Place::encode);
             lasting(generation.writer(writer), place)
         }));
+        if touched.writers_changed {
+            writes.push(lasting(generation.writers(), Some(self.names())));
+        }
         writes
+    }
+
+    /// The writers that live in epochs: gateways, which own responses.
+    fn names(&self) -> String {
+        let gateways = self.writers.iter().filter(|(_, place)| place.epoch != NO_EPOCH);
+        gateways.map(|(writer, _)| writer.as_str()).collect::<Vec<_>>().join(" ")
     }
 }
 
