@@ -46,6 +46,7 @@ pub struct Metrics {
     attempts: Family<OfAttempt, Counter<u64, AtomicU64>>,
     refusals: Family<OfRefusal, Counter<u64, AtomicU64>>,
     state_reads: Family<OfRead, Counter<u64, AtomicU64>>,
+    unowned: Counter<u64, AtomicU64>,
     latency: Histogram,
 }
 
@@ -54,19 +55,25 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("waybill");
         let (in_flight, requests, attempts) = (Gauge::default(), Family::default(), Family::default());
         let (refusals, state_reads) = (Family::default(), Family::default());
+        let unowned = Counter::default();
         let latency = Histogram::new(LATENCY_SECONDS);
         registry.register("requests_in_flight", "Requests on their way now", in_flight.clone());
         registry.register("requests", "Requests that ended, by endpoint and outcome", requests.clone());
         registry.register("attempts", "Sends that ended, by channel and class", attempts.clone());
         registry.register("refusals", "Requests refused here, by code", refusals.clone());
         registry.register("state_reads", "Reads of the shared state by requests, by outcome", state_reads.clone());
+        registry.register(
+            "responses_unowned",
+            "Responses given out whose owner could not be recorded",
+            unowned.clone(),
+        );
         registry.register_with_unit(
             "request_duration",
             "From the first byte read to the last fact recorded",
             Unit::Seconds,
             latency.clone(),
         );
-        Self { registry, in_flight, requests, attempts, refusals, state_reads, latency }
+        Self { registry, in_flight, requests, attempts, refusals, state_reads, unowned, latency }
     }
 }
 
@@ -92,6 +99,11 @@ impl Metrics {
     /// Counts a request's read of the shared state, or that it was spared.
     pub fn state_read(&self, outcome: &'static str) {
         self.state_reads.get_or_create(&OfRead { outcome }).inc();
+    }
+
+    /// Counts a response that was given out though its owner could not be recorded.
+    pub fn unowned(&self) {
+        self.unowned.inc();
     }
 
     /// All counters as OpenMetrics text.

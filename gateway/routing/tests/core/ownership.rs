@@ -57,7 +57,10 @@ fn the_first_owner_stands_and_becomes_final_once() {
 
 #[test]
 fn the_longest_known_makes_room() {
-    assert_eq!(folded(2, &["h1 a final", "h2 a provisional", "h3 a final", "h2 a final"]), ["h2 a final", "h3 a final"]);
+    assert_eq!(
+        folded(2, &["h1 a final", "h2 a provisional", "h3 a final", "h2 a final"]),
+        ["h2 a final", "h3 a final"]
+    );
     let mut owners = Owners::with_capacity(1);
     owners.apply(&owns("h1", "a", Ownedness::Final), 7, NOW);
     assert_eq!(owners.forgotten(), 0);
