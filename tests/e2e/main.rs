@@ -21,6 +21,7 @@ mod bytes;
 mod catalogue;
 mod clients;
 mod codex;
+mod continuation;
 mod death;
 mod disk;
 mod doctor;
