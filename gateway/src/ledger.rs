@@ -326,7 +326,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use waybill_events::spool::Options;
-    use waybill_schema::event::Alive;
+    use waybill_schema::event::{Alive, Endpoint, Ownedness, Ownership, SessionSource};
 
     use super::*;
 
@@ -343,5 +343,61 @@ mod tests {
         assert_eq!(ledger.record(Time(0), vec![Event::Alive(Alive { last: 0 })]), None);
         let standing = ledger.standing();
         assert_eq!((standing.lost, standing.records), (1, false));
+    }
+
+    fn owns(response: &str) -> Event {
+        Event::Ownership(Box::new(Ownership {
+            response: response.into(),
+            state: Ownedness::Final,
+            request: "r".into(),
+            scope: "acme".into(),
+            model: "gpt".into(),
+            endpoint: Endpoint::Responses,
+            deployment: "a/gpt".into(),
+            channel: "a".into(),
+            incarnation: 1,
+            session: "s".into(),
+            source: SessionSource::Explicit,
+        }))
+    }
+
+    fn name(response: &str) -> Name {
+        Name { scope: "acme".into(), response: response.into() }
+    }
+
+    #[tokio::test]
+    async fn what_was_noted_before_a_seal_is_in_the_spool_after_it() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let (mut spool, mut reader, _) = Spool::open(dir.path(), Options::default()).expect("a new spool opens");
+        spool.begin(1).expect("a first epoch begins");
+        let ledger = std::sync::Arc::new(Ledger::new("gw".into(), 1, spool, State::default()));
+        let names: Vec<String> = (0..20).map(|n| format!("h{n}")).collect();
+        let mut sealed = tokio::task::JoinSet::new();
+        for response in &names {
+            ledger.note(Time(0), vec![owns(response)]);
+            let ledger = ledger.clone();
+            sealed.spawn(async move { ledger.seal().await });
+        }
+        assert_eq!(sealed.join_all().await, [true; 20]);
+        let batch = reader.next_batch(100, 1 << 20).expect("the spool can be read").expect("it holds facts");
+        assert_eq!(batch.count, 20);
+        let own = ledger.own(&name("h7"));
+        assert_eq!((own.epoch, own.owner.map(|owner| owner.deployment), own.forgotten), (1, Some("a/gpt".into()), 0));
+        assert_eq!(ledger.own(&name("none")).owner, None);
+        ledger.disown(&name("h7"));
+        assert_eq!(ledger.own(&name("h7")).owner, None);
+    }
+
+    /// DESIGN.md section 4, step 8: "if neither is possible the answer is still delivered, marked unowned".
+    #[tokio::test]
+    async fn a_seal_on_a_full_spool_is_none() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let options = Options { spool_bytes_max: 1, ..Options::default() };
+        let (mut spool, _reader, _) = Spool::open(dir.path(), options).expect("a new spool opens");
+        spool.begin(1).expect("a first epoch begins");
+        let ledger = Ledger::new("gw".into(), 1, spool, State::default());
+        ledger.note(Time(0), vec![owns("h")]);
+        assert!(!ledger.seal().await);
+        assert!(!ledger.records());
     }
 }
