@@ -360,8 +360,7 @@ mod tests {
         }
 
         fn everything(&self) -> Vec<String> {
-            let tables =
-                ["usage_events", "usage_attempts", "sessions", "response_owners", "quarantine", "checkpoints"];
+            let tables = ["usage_events", "usage_attempts", "sessions", "response_owners", "quarantine", "checkpoints"];
             tables.iter().flat_map(|table| self.rows(&format!("SELECT * FROM {table} ORDER BY 1, 2"))).collect()
         }
     }

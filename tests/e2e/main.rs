@@ -15,6 +15,7 @@ mod wiretap;
 mod world;
 
 mod admin;
+mod agents;
 mod archive;
 mod basics;
 mod bytes;
