@@ -241,7 +241,7 @@ pub fn conversation_object<'a>(inbound: &Inbound<'a>) -> Option<Cow<'a, str>> {
 }
 
 /// The id within `conversation`, which is the id itself or an object around it.
-fn conversation_id<'a>(raw: &'a RawValue) -> &'a RawValue {
+fn conversation_id(raw: &RawValue) -> &RawValue {
     #[derive(Deserialize)]
     struct Conversation<'a> {
         #[serde(borrow)]
