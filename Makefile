@@ -1,14 +1,25 @@
-# The commands of the house. A newcomer needs two: `make up` and `make test`.
+# The commands of the house. A newcomer needs two: `make up` and `make test`; `make cluster` shows the whole.
 
 CARGO ?= cargo
 # The trace folder of `make bench`; the traces lie beside the project.
 TRACES ?= ../shared/traces
 
-.PHONY: up test check bench fuzz
+.PHONY: up cluster cluster-down test check bench fuzz
 
 # Builds and starts Waybill with everything embedded and a demo catalogue on two simulated providers.
 up:
 	$(CARGO) run --release -p waybill -- up
+
+# Builds and starts a whole cluster on this machine, and says what to try: docs/cluster.md.
+cluster: export WAYBILL ?= $(abspath $(or $(CARGO_TARGET_DIR),target))/release/waybill
+cluster:
+	bash tests/install.sh cluster
+	$(CARGO) build --release -p waybill
+	bash deploy/cluster.sh up
+
+# Ends what `make cluster` has started, and nothing else.
+cluster-down:
+	bash deploy/cluster.sh down
 
 # Installs what the tests need and runs them all.
 test: export PATH := $(CURDIR)/tests/.installed/bin:$(PATH)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need into tests/.installed, and only what is not there in the pinned version.
+# Installs what the tests need into tests/.installed, and only what is not there in the pinned version; with the argument
+# `cluster` only what `make cluster` needs.
 #
 # Changes to the machine itself are limited to Debian packages, and to root; others are told what to install. A part is
 # up to date when its stamp holds the hash of its pins, so a second run costs a few milliseconds.
@@ -11,7 +12,12 @@ readonly NEXTEST=0.9.148
 
 main() {
     mkdir -p "$INSTALLED/bin"
-    system_packages
+    if [[ ${1:-} == cluster ]]; then
+        system_packages curl haproxy postgres procps python redis
+        part nats servers/nats.txt
+        return
+    fi
+    system_packages curl git haproxy node npm postgres procps python redis
     part python_sdks clients/requirements.txt
     part codex clients/package.json clients/package-lock.json
     part nats servers/nats.txt
@@ -36,16 +42,12 @@ machine_has_nextest() {
     found=$(command -v cargo-nextest) && [[ $found != "$INSTALLED"/* ]]
 }
 
+# Makes sure that the programs $@ are there, by the packages that Debian has them in.
 system_packages() {
-    local missing=()
-    command -v curl >/dev/null || missing+=(curl)
-    command -v git >/dev/null || missing+=(git)
-    command -v node >/dev/null || missing+=(nodejs)
-    command -v npm >/dev/null || missing+=(npm)
-    command -v redis-server >/dev/null || missing+=(redis-server)
-    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
-    has_postgres || missing+=(postgresql)
-    command -v pgrep >/dev/null || missing+=(procps)
+    local missing=() program
+    for program in "$@"; do
+        has "$program" || missing+=("$(package_of "$program")")
+    done
     ((${#missing[@]})) || return 0
     if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
         echo "tests/install.sh: please install ${missing[*]} (the names of Debian), then run \`make test\` again" >&2
@@ -54,15 +56,32 @@ system_packages() {
     apt-get update -qq
     export DEBIAN_FRONTEND=noninteractive
     # The package of the server would make a database and start it; the tests start their own.
-    if ! has_postgres; then
+    if [[ " ${missing[*]} " == *" postgresql "* ]]; then
         apt-get install -y -qq --no-install-recommends postgresql-common
         echo "create_main_cluster = false" >>/etc/postgresql-common/createcluster.conf
     fi
     apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
-has_postgres() {
-    command -v initdb >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null
+has() {
+    case $1 in
+        haproxy) [[ -x /usr/sbin/haproxy ]] || command -v haproxy ;;
+        postgres) command -v initdb || compgen -G "/usr/lib/postgresql/*/bin/initdb" ;;
+        procps) command -v pgrep ;;
+        python) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+        redis) command -v redis-server ;;
+        *) command -v "$1" ;;
+    esac >/dev/null
+}
+
+package_of() {
+    case $1 in
+        node) echo nodejs ;;
+        postgres) echo postgresql ;;
+        python) echo python3-venv ;;
+        redis) echo redis-server ;;
+        *) echo "$1" ;;
+    esac
 }
 
 python_sdks() {
@@ -101,4 +120,4 @@ nextest() {
     ln -sf ../nextest/bin/cargo-nextest "$INSTALLED/bin/cargo-nextest"
 }
 
-main
+main "$@"

@@ -14,3 +14,4 @@ pub mod moment;
 pub mod admin;
 pub mod health;
 pub mod verify;
+pub mod state;

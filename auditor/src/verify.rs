@@ -1,11 +1,16 @@
 //! Verify: whether the log is whole, and whether every writer kept its promises.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 use waybill_events::log::{Log, ReadError, Seq, StoredFrame};
 use waybill_projections::chain::Chains;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
+use waybill_schema::event::{Event, Fact, Ownership};
 use waybill_schema::frame::Frame;
+use waybill_schema::id::DeploymentId;
+use waybill_schema::secret::sum128;
 
 /// At most this many findings are listed; all are counted.
 pub const FINDINGS_MAX: usize = 100;
@@ -21,6 +26,8 @@ pub struct Verified {
     pub n_facts: u64,
     /// Facts met again.
     pub duplicates: u64,
+    /// Whether a writer broke a promise: what is folded may lack facts.
+    pub tainted: bool,
     /// Findings in all.
     pub n_findings: u64,
     /// The first [`FINDINGS_MAX`] of them, in words.
@@ -47,11 +54,30 @@ struct Look {
     verified: Verified,
     chains: Chains,
     fold: Fold,
+    owners: Owners,
+}
+
+/// The deployment of every response, by a sum of what a response is known by.
+#[derive(Default)]
+struct Owners {
+    numbers: HashMap<DeploymentId, u32>,
+    owners: HashMap<String, u32>,
+}
+
+impl Owners {
+    /// Notes who owns a response; says whether another deployment owned it before.
+    fn is_another(&mut self, owned: &Ownership) -> bool {
+        let Ownership { scope, model, endpoint, response, deployment, .. } = owned;
+        let known_by = serde_json::to_vec(&(scope, model, endpoint, response)).expect("ids are text");
+        let next = u32::try_from(self.numbers.len()).unwrap_or(u32::MAX);
+        let number = *self.numbers.entry(deployment.clone()).or_insert(next);
+        *self.owners.entry(sum128(&[&known_by])).or_insert(number) != number
+    }
 }
 
 impl Look {
     fn at(&mut self, stored: StoredFrame) {
-        let Self { verified, chains, fold } = self;
+        let Self { verified, chains, fold, owners } = self;
         verified.n_frames += 1;
         let (seq, mut rows) = (stored.seq, Vec::new());
         if let Err(error) = Frame::parse(stored.bytes.clone()) {
@@ -64,7 +90,18 @@ impl Look {
         for read in read::facts(&header, &stored.bytes, stored.stored, stored.sent) {
             verified.n_facts += 1;
             match read {
-                Ok(fact) => drop(fold.apply(&fact, seq.0, &mut rows)),
+                Ok(fact) => {
+                    fold.apply(&fact, seq.0, &mut rows);
+                    if let Fact { event: Event::Ownership(owned), .. } = &fact
+                        && owners.is_another(owned)
+                    {
+                        let Ownership { response, deployment, .. } = &**owned;
+                        verified.finds(format!(
+                            "frame {seq}, fact {}: response {response} has another owner than {deployment}",
+                            fact.revision
+                        ));
+                    }
+                }
                 Err(unread) => {
                     fold.gate.pass_over(&unread.revision);
                     verified.finds(format!("frame {seq} line {}: {}", unread.line, unread.why));
@@ -91,6 +128,7 @@ impl Verified {
             self.finds(format!("fact {revision}: {error}"));
         }
         self.duplicates = summary.duplicates;
+        self.tainted = summary.tainted();
         self.digest = fold.state.digest();
     }
 

@@ -5,12 +5,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
 use waybill_events::jetstream::JetstreamLog;
 use waybill_gateway::server::Readiness;
 
 use crate::follow::Follower;
 use crate::trail::Trail;
-use crate::watch::{Stamp, Watch};
+use crate::watch::{Stamp, Standing, Watch};
 use crate::{admin, archive, audit, gateway, service};
 
 /// Keep the catalogue of many gateways at what a file says.
@@ -37,13 +39,20 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let usage = config.usage.as_ref().map(|usage| audit::postgres(usage, &runtime)).transpose()?;
     let more = admin::pages(&config, usage, || Ok(Box::new(JetstreamLog::new(settings)?)))?;
     let watch = Watch::start(args.config, stamp, &config, Follower::new(log, Trail::default()))?;
-    let standing = watch.standing();
+    let (standing, watched) = (watch.standing(), watch.standing());
     let readiness = move || {
         let standing = standing.look();
-        let ready = standing.applied.is_some() && standing.waits.is_none() && standing.invalid.is_none();
-        Readiness { ready, detail: standing.tell() }
+        Readiness { ready: standing.is_well(), detail: standing.tell() }
     };
+    let more = more.merge(service::metrics(move || figures(&watched.look())));
     let attended = runtime.block_on(service::attend("auditor", args.listen, more, readiness));
     drop(archive);
     attended
+}
+
+fn figures(standing: &Standing) -> String {
+    let mut registry = Registry::with_prefix("waybill_auditor");
+    let applied = ConstGauge::new(i64::from(standing.is_well()));
+    registry.register("catalogue_applied", "1 while the log holds the catalogue of the file, else 0", applied);
+    service::open_metrics(&registry)
 }

@@ -171,6 +171,7 @@ impl<L: Log> Turn<L> {
         if self.sight.look().trouble.is_some() {
             tracing::info!("the catalogue in the log can be read again");
         }
+        self.gateway.metrics.catalogue_followed.set(1);
         self.sight.change(|sight| *sight = Sight { seen: Some(Time::wall_clock()), trouble: None });
     }
 
@@ -178,6 +179,7 @@ impl<L: Log> Turn<L> {
         if self.sight.look().trouble.is_none() {
             tracing::warn!(trouble, "the catalogue in the log cannot be read; the one in force stays");
         }
+        self.gateway.metrics.catalogue_followed.set(0);
         self.sight.change(|sight| sight.trouble = Some(trouble));
     }
 }

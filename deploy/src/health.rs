@@ -30,10 +30,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.json {
         return table::json(&members);
     }
-    table::print(&["member", "failures", "last failure", "cooling", "blocked models"], members.iter().map(row))
+    table::print(&HEADER, members.iter().map(row))
 }
 
-fn row(member: &MemberHealth) -> Vec<String> {
+/// What stands over [`row`].
+pub(crate) const HEADER: [&str; 5] = ["member", "failures", "last failure", "cooling", "blocked models"];
+
+/// A member's health in words.
+pub(crate) fn row(member: &MemberHealth) -> Vec<String> {
     let failure = member.last_failure.as_ref();
     let blocks = member.blocks.iter();
     vec![

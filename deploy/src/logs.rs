@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use waybill_events::archive::{Archive, Archived};
 use waybill_events::jetstream::{JetstreamLog, Settings};
 use waybill_events::log::Log;
 use waybill_events::sqlite::SqliteLog;
@@ -44,6 +45,27 @@ impl Place {
             Some(log) => Ok(Box::new(JetstreamLog::new(settings(log))?)),
             None => Ok(Box::new(data::open_log(self.data())?)),
         }
+    }
+}
+
+/// The whole of a log: what it holds, and the archive before it.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Whole {
+    /// The folder of the archive, read before the log
+    #[arg(long, value_name = "DIR")]
+    pub(crate) archive: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) place: Place,
+}
+
+impl Whole {
+    /// Opens the log behind its archive, every file of which is checked first.
+    pub(crate) fn open(&self) -> anyhow::Result<Box<dyn Log>> {
+        let log = self.place.open()?;
+        let Some(dir) = &self.archive else { return Ok(log) };
+        let archive = Archive::open(dir)?;
+        archive.verify()?;
+        Ok(Box::new(Archived::new(archive, log)?))
     }
 }
 

@@ -16,11 +16,14 @@ mod follow;
 mod gateway;
 mod health;
 mod logs;
+mod progress;
 mod projector;
+mod rebuild;
 mod route;
 mod service;
 mod sessions;
 mod simulator;
+mod state;
 mod table;
 mod trail;
 mod up;
@@ -70,8 +73,12 @@ enum Command {
     Health(health::Args),
     /// Tell what an acknowledgement of the log means: what it survives on this server, and what not
     Doctor(doctor::Args),
-    /// Check sums, chains, numbers and batches of the log
+    /// Check the log, and what the stores hold against it, row by row and key by key
     Verify(verify::Args),
+    /// Make what the stores hold anew from the log, beside what is there, and swap
+    Rebuild(rebuild::Args),
+    /// Show pins, cooldowns, blocks and digests as the log says they were at a moment
+    State(state::Args),
     /// Close what the log holds as verified files
     Archive(archive::Args),
     /// Run a simulated upstream with a prompt cache, scripted faults and a call log
@@ -106,6 +113,8 @@ fn main() -> ExitCode {
         Command::Health(args) => health::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Rebuild(args) => rebuild::run(&args),
+        Command::State(args) => state::run(&args),
         Command::Archive(args) => archive::run(&args),
         Command::Simulator(args) => simulator::run(&args),
         Command::Completions { shell } => {

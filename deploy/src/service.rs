@@ -10,6 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
 use axum::Router;
+use axum::routing::get;
+use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -115,6 +117,18 @@ pub(crate) async fn attend(
     Ok(())
 }
 
+/// The page `/metrics` of a process that tells its `figures`.
+pub(crate) fn metrics(figures: impl Fn() -> String + Clone + Send + Sync + 'static) -> Router {
+    Router::new().route("/metrics", get(move || std::future::ready(server::open_metrics(figures()))))
+}
+
+/// The figures of `registry` as `/metrics` shows them.
+pub(crate) fn open_metrics(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).expect("a string takes every write");
+    text
+}
+
 /// Binds `listen`, or else what the configuration says.
 pub(crate) async fn bind(listen: Option<SocketAddr>, config: &Config) -> anyhow::Result<TcpListener> {
     let listener = match listen {
@@ -193,11 +207,13 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
         chores.spawn(async move { redis.follow(&gateway.ledger).await });
     }
     let stop = async {
-        let drain = tokio::select! {
-            () = asked => Duration::from_secs(config.drain_seconds.into()),
-            () = fenced(&progress) => FENCED_DRAIN,
+        let (notice, drain) = tokio::select! {
+            () = asked => (config.notice_seconds, Duration::from_secs(config.drain_seconds.into())),
+            () = fenced(&progress) => (0, FENCED_DRAIN),
         };
         draining.store(true, Ordering::Relaxed);
+        // A balancer that has not looked yet still sends requests here, and a closed door would fail them.
+        tokio::time::sleep(Duration::from_secs(notice.into())).await;
         drain
     };
     server::serve(parts.listener, house, stop).await;

@@ -82,6 +82,11 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
+    /// Whether the log holds what the file says.
+    pub(crate) fn is_well(&self) -> bool {
+        self.applied.is_some() && self.waits.is_none() && self.invalid.is_none()
+    }
+
     /// The same as `/readyz` shows it.
     pub(crate) fn tell(&self) -> serde_json::Value {
         serde_json::json!({"invalid": self.invalid, "waits": self.waits, "applied": self.applied.is_some()})

@@ -22,7 +22,7 @@ use waybill_schema::time::Time;
 use crate::log::{AppendError, Appended, Last, Log, ReadError, Seq, StoredFrame};
 
 pub use inspect::{Flush, Inspection, Standing, flush};
-pub use link::LinkError;
+pub use link::{LinkError, STALL};
 pub use shape::{MESSAGE_BYTES_MAX, OLDEST, Unsuitable};
 pub use stream::{ACK_TIMEOUT, ANSWER_TIMEOUT};
 
@@ -107,8 +107,18 @@ enum Failure {
     Server(#[from] async_nats::jetstream::Error),
     #[error(transparent)]
     Unsuitable(#[from] Unsuitable),
+    #[error(transparent)]
+    Stalled(#[from] Stalled),
     #[error("the answer cannot be understood")]
     Answer(#[source] crate::log::Cause),
+}
+
+/// Reads have ended before the log does for [`STALL`]: whoever answers them does not see it grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("reads end at frame {after} though the log goes on: connecting anew")]
+pub struct Stalled {
+    /// Where reads end.
+    pub after: Seq,
 }
 
 impl Failure {
@@ -128,7 +138,9 @@ impl From<Failure> for AppendError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Link(LinkError::TooLarge(_)) | Failure::Unsuitable(_) => Self::Refused(failure.into()),
-            Failure::Link(_) | Failure::Server(_) | Failure::Answer(_) => Self::Unavailable(failure.into()),
+            Failure::Link(_) | Failure::Server(_) | Failure::Stalled(_) | Failure::Answer(_) => {
+                Self::Unavailable(failure.into())
+            }
         }
     }
 }

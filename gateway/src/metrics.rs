@@ -42,6 +42,8 @@ pub struct Metrics {
     registry: Registry,
     /// Requests on their way now.
     pub in_flight: Gauge,
+    /// 1 while the catalogue in the log can be followed, else 0.
+    pub catalogue_followed: Gauge,
     requests: Family<OfRequest, Counter<u64, AtomicU64>>,
     attempts: Family<OfAttempt, Counter<u64, AtomicU64>>,
     refusals: Family<OfRefusal, Counter<u64, AtomicU64>>,
@@ -54,10 +56,13 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("waybill");
         let (in_flight, requests, attempts) = (Gauge::default(), Family::default(), Family::default());
+        let catalogue_followed = Gauge::default();
         let (refusals, state_reads) = (Family::default(), Family::default());
         let unowned = Counter::default();
         let latency = Histogram::new(LATENCY_SECONDS);
         registry.register("requests_in_flight", "Requests on their way now", in_flight.clone());
+        let followed = "1 while the catalogue in the log can be followed, else 0";
+        registry.register("catalogue_followed", followed, catalogue_followed.clone());
         registry.register("requests", "Requests that ended, by endpoint and outcome", requests.clone());
         registry.register("attempts", "Sends that ended, by channel and class", attempts.clone());
         registry.register("refusals", "Requests refused here, by code", refusals.clone());
@@ -73,7 +78,7 @@ impl Default for Metrics {
             Unit::Seconds,
             latency.clone(),
         );
-        Self { registry, in_flight, requests, attempts, refusals, state_reads, unowned, latency }
+        Self { registry, in_flight, catalogue_followed, requests, attempts, refusals, state_reads, unowned, latency }
     }
 }
 

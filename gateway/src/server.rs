@@ -256,7 +256,12 @@ async fn state_digest(State(house): State<Arc<House>>, headers: HeaderMap) -> Re
 }
 
 async fn metrics(State(house): State<Arc<House>>) -> Response<axum::body::Body> {
-    let mut response = Response::new(full(house.gateway.metrics.text()));
+    open_metrics(house.gateway.metrics.text())
+}
+
+/// Figures in OpenMetrics text as a page.
+pub fn open_metrics(text: String) -> Response<axum::body::Body> {
+    let mut response = Response::new(full(text));
     let openmetrics = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, openmetrics);
     response.map(axum::body::Body::new)

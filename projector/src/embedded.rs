@@ -4,6 +4,8 @@
 //! one pass that also gives the routing state and the catalogue, so a start decodes every fact once. Where an append
 //! fails after its frames were folded, their effect in memory is taken back before the next one.
 
+mod verify;
+
 use std::collections::VecDeque;
 use std::path::Path;
 
@@ -14,6 +16,8 @@ use waybill_projections::fold::Fold;
 use waybill_projections::gate::Gate;
 use waybill_projections::usage::{Journal, Row, UsageFold};
 use waybill_schema::event::{Event, Fact};
+
+pub use verify::{TableSum, Verified, verify};
 
 use crate::reader::{Newer, Read, each_fact, tell};
 use crate::rows::{self, Checkpoint};
@@ -76,6 +80,38 @@ pub fn open(path: &Path) -> Result<(SqliteLog, Start), OpenError> {
     Ok((log, start))
 }
 
+/// What making the rows anew came to.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Rebuilt {
+    /// The last frame.
+    pub seq: Seq,
+    /// The digest of the routing state, as 64 hex digits.
+    pub state: String,
+    /// Its tables.
+    pub tables: Vec<TableSum>,
+    /// The tables as they were.
+    pub before: Vec<TableSum>,
+}
+
+/// Makes all rows of the file at `path` anew from its frames, in one transaction.
+///
+/// Whoever appends meanwhile waits, and its projector goes on behind the new rows.
+pub fn rebuild(path: &Path) -> Result<Rebuilt, OpenError> {
+    let log = SqliteLog::open(path, Box::new(|_, _| Ok(())))?;
+    Ok(anew(log.connection())?)
+}
+
+fn anew(connection: &Connection) -> Result<Rebuilt, ProjectError> {
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    let before = verify::sums(&transaction, "main")?;
+    rows::clear(&transaction)?;
+    let mut replay = Replay::default();
+    replay.run(&transaction, 0, u64::MAX)?;
+    let tables = verify::sums(&transaction, "main")?;
+    transaction.commit()?;
+    Ok(Rebuilt { seq: Seq(replay.seq), state: replay.fold.state.digest(), tables, before })
+}
+
 /// Projects frames into the rows of the file that holds them.
 #[derive(Debug, Default)]
 pub struct EmbeddedProjector {
@@ -107,7 +143,7 @@ impl EmbeddedProjector {
     /// rows are made anew. The rows and their checkpoint change in one transaction or not at all.
     pub fn resume(connection: &Connection) -> Result<(Self, Start), ProjectError> {
         let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
-        let standing = Checkpoint::read(&transaction)?;
+        let standing = Checkpoint::read(&transaction, "main")?;
         let kept = match standing.clone() {
             Some(checkpoint) if Checkpoint::at(&transaction, checkpoint.seq)? == checkpoint => Some(checkpoint),
             _ => None,
@@ -132,7 +168,7 @@ impl EmbeddedProjector {
     ///
     /// Frames that were appended past this projector since its last one are folded first.
     pub fn fold(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame) -> Result<(), rusqlite::Error> {
-        let covered = Checkpoint::read(transaction)?.unwrap_or_default();
+        let covered = Checkpoint::read(transaction, "main")?.unwrap_or_default();
         self.go_back_to(&covered, transaction)?;
         if self.at.seq + 1 < frame.seq.0 {
             for missed in frames_between(transaction, self.at.seq, frame.seq.0)? {
@@ -359,6 +395,12 @@ mod tests {
             rows.and_then(Iterator::collect).expect("the rows can be read")
         }
 
+        /// The digest of the routing state that a start would have.
+        fn reopened_state(&self) -> String {
+            let (_, start) = EmbeddedProjector::resume(self.log.connection()).expect("the log can be folded");
+            start.fold.state.digest()
+        }
+
         fn everything(&self) -> Vec<String> {
             let tables = ["usage_events", "usage_attempts", "sessions", "response_owners", "quarantine", "checkpoints"];
             tables.iter().flat_map(|table| self.rows(&format!("SELECT * FROM {table} ORDER BY 1, 2"))).collect()
@@ -563,6 +605,68 @@ mod tests {
             assert_eq!(store.everything(), expected, "after {spoil}");
         }
         assert!(store.start.rebuilt);
+    }
+
+    fn damage(store: &Store) {
+        let sql = "UPDATE usage_attempts SET cost_nano = 8, input = NULL WHERE attempt = 2; DELETE FROM usage_events;
+                   INSERT INTO quarantine VALUES (9, 1, 'by hand', x'')";
+        store.log.connection().execute_batch(sql).expect("the rows can be damaged");
+    }
+
+    #[test]
+    fn rows_changed_by_hand_are_named_and_nothing_is_changed_by_looking() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let looked = |store: &Store| verify(&store.dir.path().join("waybill.db")).expect("the file can be read");
+        let whole = looked(&store);
+        assert_eq!((whole.seq, whole.incomparable, whole.findings.n), (Seq(6), None, 0));
+        damage(&store);
+        let before = store.everything();
+        let damaged = looked(&store);
+        let named: Vec<String> = damaged.findings.named.iter().map(ToString::to_string).collect();
+        let expected = [
+            "usage_events (r): is missing",
+            "usage_attempts (r, 2): the log says another input, cost_nano",
+            "quarantine (9, 1): the log says nothing of it",
+        ];
+        assert_eq!((named, damaged.findings.n), (expected.map(String::from).to_vec(), 3));
+        assert_eq!(store.everything(), before);
+        store.log.connection().execute_batch("UPDATE checkpoints SET fold_version = 0").expect("it can be changed");
+        let why = looked(&store).incomparable;
+        assert_eq!(why.as_deref(), Some("fold 0 made them, this program has 2"));
+    }
+
+    #[test]
+    fn rows_are_made_anew_beside_the_process_that_appends_and_it_goes_on() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let expected = store.everything();
+        damage(&store);
+        let path = store.dir.path().join("waybill.db");
+        let (first, second) = (rebuild(&path).expect("it can be made"), rebuild(&path).expect("it can be made"));
+        assert_eq!((first.seq, &first.state, &first.tables), (second.seq, &second.state, &second.tables));
+        assert_eq!((second.before == second.tables, first.before == first.tables), (true, false));
+        assert_eq!(first.state, store.reopened_state());
+        assert_eq!(store.everything(), expected);
+        let facts = [store.gateway.selects(200, "q", 1, "a"), store.gateway.starts(300)];
+        facts.iter().for_each(|fact| store.tell(std::slice::from_ref(fact)));
+        assert_eq!(store.rows("SELECT request_id, outcome FROM usage_events ORDER BY 1"), ["q abandoned", "r success"]);
+    }
+
+    #[test]
+    fn a_newer_event_keeps_the_rows_from_being_made_anew_and_leaves_those_that_are_there() {
+        let mut store = Store::new();
+        failed_over(&mut store);
+        let fact = store.gateway.starts(1);
+        let line = b"{\"k\":\"attempt\",\"v\":99,\"n\":1,\"t\":1,\"b\":{}}\n";
+        let frame = store.gateway.seals_lines(&fact.revision, 1, line);
+        let path = store.dir.path().join("waybill.db");
+        let mut newer = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("the file opens");
+        newer.append(&[frame], Some(Seq(6)), Time(0)).expect("a newer program appends");
+        let before = store.everything();
+        let error = rebuild(&path).expect_err("this program cannot read it");
+        assert!(error.to_string().contains("event `attempt` version 99"), "{error}");
+        assert_eq!(store.everything(), before);
     }
 
     #[test]

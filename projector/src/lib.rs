@@ -5,6 +5,7 @@
 //! transaction that stores the rows. Modules in reading order:
 
 pub mod reader;
+pub mod finding;
 pub mod embedded;
 pub mod redis;
 mod rows;

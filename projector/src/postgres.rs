@@ -12,10 +12,14 @@
 
 mod batch;
 mod generation;
+mod rebuild;
 mod sessions;
+mod snapshot;
 mod store;
 mod table;
+mod tally;
 mod text;
+mod verify;
 
 use std::error::Error;
 use std::time::Duration;
@@ -24,6 +28,9 @@ use tokio::runtime::Runtime;
 use tokio_postgres::Config;
 use waybill_events::log::{Log, ReadError, Seq, StoredFrame};
 use waybill_schema::time::Time;
+
+pub use rebuild::{Rebuild, Swapped};
+pub use verify::{TableSum, Verified, WorkError, verify};
 
 use crate::reader::Newer;
 use batch::{Batch, Fold, Place};
@@ -243,7 +250,8 @@ impl PostgresProjector {
                 self.standing.phase = Phase::Stopped;
                 return STOPPED;
             }
-            Trouble::Log(_) | Trouble::Newer(_) => {}
+            Trouble::Log(_) => self.standing.head = self.log.head().unwrap_or(self.standing.head),
+            Trouble::Newer(_) => {}
         }
         if self.is_over {
             self.store = None;
@@ -283,10 +291,11 @@ impl PostgresProjector {
             return Err(newer.clone().into());
         }
         if let Some((store, Some(generation))) = &mut self.store
-            && !generation.live
+            && !generation.is_live()
         {
             self.runtime.block_on(store.go_live(generation))?;
             tracing::info!(generation = generation.number, "the new generation has caught up and is live");
+            self.wanted = Wanted::Resume;
         }
         self.note_place();
         Ok(CAUGHT_UP)
@@ -295,25 +304,22 @@ impl PostgresProjector {
     fn note_place(&mut self) {
         let generation = self.store.as_ref().and_then(|(_, generation)| generation.as_ref());
         self.standing.generation = generation.map(|generation| generation.number);
-        self.standing.live = generation.is_some_and(|generation| generation.live);
+        self.standing.live = generation.is_some_and(Generation::is_live);
         self.standing.seq = generation.map_or(self.standing.seq, |generation| generation.at.seq);
         self.standing.head = self.standing.head.max(self.standing.seq);
-        self.standing.stored = self.fold.stored;
+        self.standing.stored = (self.fold.at.seq > Seq::START).then_some(self.fold.at.stored);
     }
 
     /// Connects where there is no connection, and takes the lease where it is to be had; `false` where it is not.
     fn take_over(&mut self) -> Result<bool, Trouble> {
-        if self.store.as_ref().is_some_and(|(store, _)| !store.stands()) {
+        if self.store.as_ref().is_some_and(|(store, _)| !store.stands()) || self.has_moved()? {
             self.store = None;
         }
         if self.store.is_none() {
-            self.store = Some((self.runtime.block_on(Store::connect(&self.config))?, None));
+            self.store = Some((self.runtime.block_on(Store::connect(&self.config, "waybill projector"))?, None));
         }
         let Some((store, taken @ None)) = &mut self.store else { return Ok(true) };
-        if !self.runtime.block_on(store.try_lease())? {
-            return Ok(false);
-        }
-        let generation = self.runtime.block_on(store.take_over(self.wanted))?;
+        let Some(generation) = self.runtime.block_on(store.take_over(self.wanted))? else { return Ok(false) };
         tracing::info!(generation = generation.number, seq = %generation.at.seq, "projecting into postgres");
         let at = generation.at.clone();
         if self.wanted == Wanted::New {
@@ -323,6 +329,16 @@ impl PostgresProjector {
         self.meet(at);
         self.note_place();
         Ok(true)
+    }
+
+    /// Whether another generation has become live since this one was taken: then it is the one to go on with.
+    fn has_moved(&self) -> Result<bool, Trouble> {
+        let Some((store, Some(generation))) = &self.store else { return Ok(false) };
+        let live = self.runtime.block_on(store.live())?;
+        if live != generation.live {
+            tracing::info!(was = generation.live, live, "another generation is live now");
+        }
+        Ok(live != generation.live)
     }
 
     /// Brings memory and checkpoint together: a batch whose transaction ended unseen may be stored, or not.

@@ -15,7 +15,9 @@
 
 mod fold;
 mod projection;
+mod rebuild;
 mod store;
+mod verify;
 
 use std::collections::VecDeque;
 
@@ -26,7 +28,9 @@ use waybill_schema::time::Time;
 
 pub use fold::{Fold, Write};
 pub use projection::{Projection, Standing};
+pub use rebuild::{Rebuild, WorkError};
 use store::{Answer, Batch, Store};
+pub use verify::{Verified, verify};
 
 use crate::reader::Newer;
 
@@ -70,6 +74,18 @@ pub enum ProjectError {
         /// Its fold.
         fold: u32,
     },
+    /// A generation that was looked at went back, or to another log.
+    #[error("generation {generation} was set back while it was looked at: look again")]
+    Restless {
+        /// The generation.
+        generation: u64,
+    },
+    /// What is there is no fold of this log, and it was not asked for another.
+    #[error("generation {generation} is not a fold of this log")]
+    AnotherLog {
+        /// The generation.
+        generation: u64,
+    },
     /// The log ends before what was projected: an operator must say whether it comes back.
     #[error("the log ends at {head}, before {mark}, which is projected already: it has lost its end")]
     LogLost {
@@ -84,8 +100,8 @@ impl ProjectError {
     /// Whether trying again cannot help.
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Redis(_) | Self::Log(_) => false,
-            Self::Newer(_) | Self::NewerFold { .. } | Self::LogLost { .. } => true,
+            Self::Redis(_) | Self::Log(_) | Self::Restless { .. } => false,
+            Self::Newer(_) | Self::NewerFold { .. } | Self::AnotherLog { .. } | Self::LogLost { .. } => true,
         }
     }
 }
@@ -103,10 +119,22 @@ pub enum Turn {
     StandsBy,
 }
 
+/// Which generation a projector writes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aim {
+    /// To the one that is read, or to the one that will be.
+    Read,
+    /// To this one and no other; whoever made the projector says when it is read.
+    This(u64),
+}
+
 /// A projector and what it has folded so far.
 #[derive(Debug)]
 pub struct RedisProjector {
     store: Store,
+    aim: Aim,
+    /// The last frame that it may fold.
+    end: Seq,
     fold: Fold,
     /// Frames read and not folded yet.
     ahead: VecDeque<StoredFrame>,
@@ -115,6 +143,8 @@ pub struct RedisProjector {
     epoch: u64,
     /// What Redis covers, as far as is known.
     written: Mark,
+    /// The log's last frame, as last seen.
+    head: u64,
     /// Whether the last batch may have been written or not: then it is sent again as it is.
     unanswered: bool,
     /// Whether the generation is the one that is read.
@@ -154,15 +184,22 @@ enum Gathered {
 impl RedisProjector {
     /// Begins to connect; fails only where the URL is none.
     pub fn new(settings: &Settings) -> Result<Self, ProjectError> {
+        Self::aimed(settings, Aim::Read)
+    }
+
+    fn aimed(settings: &Settings, aim: Aim) -> Result<Self, ProjectError> {
         let store = Store::new(&settings.url, &settings.prefix)?;
         Ok(Self {
             store,
+            aim,
+            end: Seq(u64::MAX),
             fold: Fold::new(settings.records_max),
             ahead: VecDeque::new(),
             seat: Seat::Looking,
             generation: 1,
             epoch: 0,
             written: Mark::start(),
+            head: 0,
             unanswered: false,
             published: false,
         })
@@ -189,7 +226,7 @@ impl RedisProjector {
             from: &self.written,
             to: self.fold.mark(),
             writes: self.fold.writes(self.store.keys().generation(self.generation)),
-            publish: caught_up && !self.published,
+            publish: caught_up && !self.published && self.aim == Aim::Read,
         };
         let moved = *batch.from != *batch.to;
         self.unanswered = true;
@@ -199,7 +236,7 @@ impl RedisProjector {
             Answer::Done { active } => {
                 self.written = self.fold.mark().clone();
                 self.fold.settle();
-                self.published |= caught_up;
+                self.published |= caught_up && self.aim == Aim::Read;
                 if self.published && active != Some(self.generation) {
                     self.seat = Seat::Looking;
                     return Ok(Turn::Astray);
@@ -232,12 +269,28 @@ impl RedisProjector {
         self.written.seq
     }
 
+    /// The last frame of the log, as last seen.
+    pub fn head(&self) -> u64 {
+        self.head.max(self.written.seq)
+    }
+
+    /// When the last frame that was folded had been stored, by the log's clock.
+    pub fn stored(&self) -> Option<Time> {
+        self.fold.stored()
+    }
+
+    /// Looks how far the log goes, where a turn has failed to.
+    pub fn look_ahead(&mut self, log: &mut dyn Log) {
+        self.head = log.head().map_or(self.head, |head| head.0);
+    }
+
     /// Follows the one at work in memory, and takes its place where it stays behind the log without moving.
     fn stand_by(&mut self, log: &mut dyn Log, now: Time, seen: Mark, since: Time) -> Result<Turn, ProjectError> {
         let generation = self.store.active()?.unwrap_or(self.generation);
         let mark = self.store.look(generation)?.mark.unwrap_or_else(Mark::start);
         let since = if mark == seen { since } else { now };
-        let is_behind = log.head()?.0 > mark.seq;
+        self.head = log.head()?.0;
+        let is_behind = self.head > mark.seq;
         self.written = mark.clone();
         self.seat = match is_behind && now.ms_since(since) >= STANDBY_MS {
             true => Seat::Looking,
@@ -254,7 +307,10 @@ impl RedisProjector {
         self.ahead.clear();
         self.unanswered = false;
         let active = self.store.active()?;
-        let mut generation = active.unwrap_or(self.generation);
+        let mut generation = match self.aim {
+            Aim::Read => active.unwrap_or(self.generation),
+            Aim::This(generation) => generation,
+        };
         loop {
             let found = self.store.look(generation)?;
             let mark = found.mark.unwrap_or_else(Mark::start);
@@ -268,6 +324,9 @@ impl RedisProjector {
                 self.seat = Seat::Held;
                 tracing::info!(generation, epoch = self.epoch, seq = self.written.seq, "projects into Redis");
                 return Ok(());
+            }
+            if !suits && self.aim != Aim::Read {
+                return Err(ProjectError::AnotherLog { generation });
             }
             if !suits {
                 tracing::error!(
@@ -283,7 +342,10 @@ impl RedisProjector {
 
     /// Brings the fold to `mark`, from its start where it is beyond.
     fn fold_to(&mut self, log: &mut dyn Log, mark: &Mark) -> Result<Reached, ProjectError> {
-        if self.fold.mark().seq >= mark.seq && self.fold.mark() != mark {
+        if self.fold.reach_back(mark) {
+            return Ok(Reached::Mark);
+        }
+        if self.fold.mark().seq >= mark.seq {
             self.fold.restart();
         }
         while self.fold.mark().seq < mark.seq {
@@ -308,6 +370,9 @@ impl RedisProjector {
             if self.ahead.is_empty() && !self.read_on(log)? {
                 return Ok(Gathered::AnotherLog);
             }
+            if self.ahead.front().is_none_or(|frame| frame.seq > self.end) {
+                return Ok(Gathered::All);
+            }
             let Some(frame) = self.ahead.pop_front() else { return Ok(Gathered::All) };
             self.fold.take(&frame)?;
         }
@@ -321,7 +386,7 @@ impl RedisProjector {
         let mut frames = log.read(Seq(at.seq.saturating_sub(1)), FRAMES_MAX + 1)?;
         if let Some(index) = frames.iter().position(|frame| frame.seq.0 == at.seq) {
             let last = frames.remove(index);
-            if fold::sum_of(&last)? != at.sum {
+            if fold::mark_of(&last)? != at {
                 tracing::error!(seq = at.seq, "the log holds another frame here than was projected");
                 self.fold.restart();
                 return Ok(false);
@@ -332,6 +397,12 @@ impl RedisProjector {
                 return Err(ProjectError::LogLost { mark: at.seq, head });
             }
         }
+        self.head = match frames.last() {
+            // There may be many more.
+            Some(_) if frames.len() >= FRAMES_MAX => log.head()?.0,
+            Some(last) => last.seq.0,
+            None => at.seq,
+        };
         self.ahead.extend(frames);
         Ok(true)
     }

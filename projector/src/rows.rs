@@ -28,9 +28,10 @@ pub(crate) struct Checkpoint {
 const NAME: &str = "usage";
 
 impl Checkpoint {
-    pub(crate) fn read(connection: &Connection) -> Result<Option<Self>, rusqlite::Error> {
-        let sql = "SELECT seq, frame_sum, fold_version FROM checkpoints WHERE name = ?1";
-        let mut statement = connection.prepare_cached(sql)?;
+    /// The checkpoint in the database `schema`, `main` where there is but one.
+    pub(crate) fn read(connection: &Connection, schema: &str) -> Result<Option<Self>, rusqlite::Error> {
+        let sql = format!("SELECT seq, frame_sum, fold_version FROM {schema}.checkpoints WHERE name = ?1");
+        let mut statement = connection.prepare_cached(&sql)?;
         let checkpoint = statement.query_row([NAME], |row| {
             let seq = row.get::<_, i64>(0)?.unsigned_abs();
             Ok(Self { seq, sum: row.get(1)?, fold_version: row.get(2)? })

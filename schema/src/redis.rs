@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {prefix}active                    3                             the generation that is read
-//! {prefix}g3:meta                   epoch, mark                   a hash: who projects, and how far
+//! {prefix}g3:meta                   epoch, mark, before           a hash: who projects, how far, and the way back
 //! {prefix}g3:s:{hash}               {"route_id":…                 an affinity record (S1.6, S3.21)
 //! {prefix}g3:routefail:{member}     {"incarnation":1,…            its failures
 //! {prefix}g3:routecool:{member}     {"incarnation":1,…            the rest it takes
@@ -11,6 +11,7 @@
 //! {prefix}g3:writer:{writer}        {epoch} {number} {time}       how far each writer is projected
 //! {prefix}g3:writers                gw-a gw-b …                   the writers that live in epochs
 //! {prefix}g3:o:{hash}               {"deployment":…               the owner of a response
+//! {prefix}rebuilding                {who}                         a rebuild under way, for some seconds
 //! {prefix}claim:{hash}              {"route_id":…                 a claim, for 30 s
 //! ```
 //! Everything under a generation is a fold of the log and nothing else. Claims stand outside, and so in no digest.
@@ -53,6 +54,11 @@ impl Keys {
     /// What names the generation that is read.
     pub fn active(&self) -> String {
         format!("{}active", self.prefix)
+    }
+
+    /// What only one rebuild at a time holds.
+    pub fn rebuilding(&self) -> String {
+        format!("{}rebuilding", self.prefix)
     }
 
     /// The claim on an affinity key.
@@ -115,7 +121,7 @@ impl Generation {
         format!("o:{}", sum128(&[&length, scope.as_str().as_bytes(), response.as_bytes()]))
     }
 
-    /// Who projects, and how far: a hash of `epoch` and `mark`.
+    /// Who projects, how far, and which generation was read before: a hash of `epoch`, `mark` and `before`.
     pub fn meta(&self) -> String {
         self.named("meta")
     }
@@ -158,6 +164,11 @@ impl Generation {
     /// The owner of a response.
     pub fn owner(&self, owned: &Owned<'_>) -> String {
         self.named(&Self::owner_within(owned))
+    }
+
+    /// Whether `key` is that of an owner.
+    pub fn is_owner(&self, key: &str) -> bool {
+        key.strip_prefix(&self.prefix).is_some_and(|within| within.starts_with("o:"))
     }
 
     fn named(&self, within: &str) -> String {
@@ -393,12 +404,16 @@ impl Snapshot {
 }
 
 /// How far a generation covers the log: its last frame, and the fold that made it.
+///
+/// A log that lost its end may hold the same bytes at the same place again, stored at another time: so that is part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// The frame's sequence; 0 before the first.
     pub seq: u64,
     /// The frame's sum.
     pub sum: String,
+    /// When the frame was stored, by the log's clock.
+    pub stored: Time,
     /// The version of the fold.
     pub fold: u32,
 }
@@ -406,24 +421,25 @@ pub struct Mark {
 impl Mark {
     /// Before the first frame, for today's fold.
     pub fn start() -> Self {
-        Self::at(0, CHAIN_START.to_owned())
+        Self::at(0, CHAIN_START.to_owned(), Time(0))
     }
 
-    /// At frame `seq`, for today's fold.
-    pub fn at(seq: u64, sum: String) -> Self {
-        Self { seq, sum, fold: FOLD_VERSION }
+    /// At frame `seq`, which was `stored` then, for today's fold.
+    pub fn at(seq: u64, sum: String, stored: Time) -> Self {
+        Self { seq, sum, stored, fold: FOLD_VERSION }
     }
 
     /// As text that grows with the sequence.
     pub fn encode(&self) -> String {
-        format!("{} {} {}", digits(self.seq), self.sum, self.fold)
+        format!("{} {} {} {}", digits(self.seq), self.sum, self.stored.0, self.fold)
     }
 
     /// From text.
     pub fn decode(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
-        let (seq, sum, fold) = (words.next()?.parse().ok()?, words.next()?.to_owned(), words.next()?.parse().ok()?);
-        words.next().is_none().then_some(Self { seq, sum, fold })
+        let (seq, sum) = (words.next()?.parse().ok()?, words.next()?.to_owned());
+        let (stored, fold) = (Time(words.next()?.parse().ok()?), words.next()?.parse().ok()?);
+        words.next().is_none().then_some(Self { seq, sum, stored, fold })
     }
 }
 
@@ -514,11 +530,11 @@ mod tests {
 
     #[test]
     fn marks_grow_as_text_and_come_back() {
-        let (small, large) = (Mark::at(9, "ab".to_owned()), Mark::at(10, "aa".to_owned()));
+        let (small, large) = (Mark::at(9, "ab".to_owned(), Time(7)), Mark::at(10, "aa".to_owned(), Time(7)));
         assert!(small.encode() < large.encode());
-        assert_eq!(small.encode(), format!("00000000000000000009 ab {FOLD_VERSION}"));
+        assert_eq!(small.encode(), format!("00000000000000000009 ab 7 {FOLD_VERSION}"));
         assert_eq!(Mark::decode(&small.encode()), Some(small));
-        assert_eq!(Mark::decode("9 ab"), None);
+        assert_eq!(Mark::decode("9 ab 1"), None);
         let place = Place { epoch: 2, number: u64::MAX, at: Time(-5) };
         assert_eq!(Place::decode(&place.encode()), Some(place));
     }

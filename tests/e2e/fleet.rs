@@ -2,6 +2,7 @@
 //! NATS servers, which belong to the test.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Output};
 
@@ -28,6 +29,8 @@ pub(crate) struct Fleet {
     pub(crate) upstreams: Upstreams,
     servers: Vec<String>,
     replicas: u32,
+    /// Where gateways listen; those that have no place in it, wherever a port is free.
+    pub(crate) doors: Vec<SocketAddr>,
     gateways: Vec<Option<Process>>,
     auditors: Vec<Process>,
 }
@@ -52,8 +55,8 @@ impl Fleet {
     pub(crate) async fn prepare(plan: &Plan, servers: &[String], replicas: u32) -> Self {
         let (upstreams, folder) =
             (Upstreams::start(plan).await, TempDir::new().expect("a temporary folder can be made"));
-        let (gateways, servers) = (Vec::new(), servers.to_vec());
-        let fleet = Self { folder, upstreams, servers, replicas, gateways, auditors: Vec::new() };
+        let (servers, doors, gateways) = (servers.to_vec(), Vec::new(), Vec::new());
+        let fleet = Self { folder, upstreams, servers, replicas, doors, gateways, auditors: Vec::new() };
         fleet.configure(plan);
         fleet
     }
@@ -187,12 +190,14 @@ impl Fleet {
         tokio::task::spawn_blocking(looked).await.expect("the log is whole")
     }
 
-    fn gateway(&self, n: usize) -> &Process {
+    /// Gateway `n` as a process.
+    pub(crate) fn gateway(&self, n: usize) -> &Process {
         self.gateways[n].as_ref().expect("the gateway runs")
     }
 
     fn command_gateway(&self, n: usize, of: usize) -> Command {
-        let mut command = self.command(&["gateway", "--listen", "127.0.0.1:0", "--data"]);
+        let door = self.doors.get(n).map_or("127.0.0.1:0".to_owned(), SocketAddr::to_string);
+        let mut command = self.command(&["gateway", "--listen", &door, "--data"]);
         command.arg(self.data(n)).arg("--writer").arg(format!("gw-{of}"));
         command
     }

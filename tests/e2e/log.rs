@@ -12,7 +12,9 @@ use waybill_projections::read;
 use waybill_projections::usage::{Row, UsageAttempt};
 use waybill_schema::event::{Class, Event, Fact};
 use waybill_schema::frame::{Frame, Header};
-use waybill_schema::id::RequestId;
+use waybill_schema::id::{MemberId, RequestId};
+
+use crate::traffic::Sent;
 
 /// More frames than any test writes.
 const FRAMES_MAX: usize = 1_000_000;
@@ -97,6 +99,21 @@ impl Told {
         attempts
     }
 
+    /// The sends of all requests that have a row themselves.
+    pub(crate) fn sends(&self) -> Vec<Sent> {
+        let attempts = self.attempts_by_session().into_iter();
+        let sent = |session: &str, row: &UsageAttempt| Sent {
+            session: session.to_owned(),
+            attempt: row.attempt,
+            channel: channel_of(&row.member).to_owned(),
+            class: row.class,
+            status: row.status,
+            tokens: [row.usage.input, row.usage.output],
+            cost_nano: row.cost_nano,
+        };
+        attempts.flat_map(|(session, rows)| rows.into_iter().map(move |row| sent(session, row))).collect()
+    }
+
     /// The attempt rows.
     pub(crate) fn attempts(&self) -> impl Iterator<Item = &UsageAttempt> {
         self.rows.iter().filter_map(|row| match row {
@@ -117,6 +134,6 @@ impl Told {
 }
 
 /// The channel of a member: `group/route/channel`.
-pub(crate) fn channel_of(attempt: &UsageAttempt) -> &str {
-    attempt.member.as_str().rsplit('/').next().unwrap_or_default()
+pub(crate) fn channel_of(member: &MemberId) -> &str {
+    member.as_str().rsplit('/').next().unwrap_or_default()
 }

@@ -1,6 +1,7 @@
 //! Worlds: the real binary, real sockets, scripted upstreams. Expected values come from the upstreams' own call logs.
 
 mod client;
+mod cluster;
 mod dialect;
 mod dice;
 mod fleet;
@@ -28,6 +29,7 @@ mod disk;
 mod doctor;
 mod errors;
 mod failover;
+mod faults;
 mod follow;
 mod gateways;
 mod identity;
@@ -38,9 +40,13 @@ mod processes;
 mod prices;
 mod projector;
 mod readme;
+mod rebuild;
 mod redecide;
+mod rolling;
 mod secrets;
 mod shared;
+mod showcase;
 mod shutdown;
+mod stalls;
 mod streams;
 mod uploads;

@@ -36,9 +36,22 @@ impl Process {
         Self { child, addr }
     }
 
+    /// Its number on this machine.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id().expect("the process runs")
+    }
+
+    /// How much memory it holds now, in KiB.
+    pub(crate) fn memory_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process holds memory");
+        let number = line.split_whitespace().next().and_then(|number| number.parse().ok());
+        number.expect("the system says how much")
+    }
+
     /// Sends the signal called `name`, such as `TERM`.
     pub(crate) async fn signal(&self, name: &str) {
-        let pid = self.child.id().expect("the process runs").to_string();
+        let pid = self.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status().await.expect("kill runs");
         assert!(sent.success());
     }

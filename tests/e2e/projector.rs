@@ -12,7 +12,7 @@ use crate::process::Process;
 use crate::world::{KEY, PATIENCE, Plan};
 
 /// Sends `n` chats through each gateway, every one in a session of its own.
-async fn chat(fleet: &Fleet, round: usize, n: usize) {
+pub(crate) async fn chat(fleet: &Fleet, round: usize, n: usize) {
     let body = json!({"model": "gpt", "messages": [{"role": "user", "content": "Hello"}]});
     for gateway in 0..2 {
         for request in 0..n {
@@ -34,13 +34,13 @@ async fn comes_to(projector: &Process, phase: &str) {
 }
 
 /// A look into the database from outside.
-struct Database {
+pub(crate) struct Database {
     client: tokio_postgres::Client,
     _connection: JoinSet<()>,
 }
 
 impl Database {
-    async fn open(url: &str) -> Self {
+    pub(crate) async fn open(url: &str) -> Self {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("postgres answers");
         let mut tasks = JoinSet::new();
         // Its end is seen by whoever uses the client.
@@ -48,17 +48,28 @@ impl Database {
         Self { client, _connection: tasks }
     }
 
-    async fn execute(&self, sql: &str) {
+    pub(crate) async fn execute(&self, sql: &str) {
         self.client.batch_execute(sql).await.expect("postgres takes the statements");
     }
 
-    async fn numbers(&self, sql: &str) -> Vec<i64> {
+    /// All rows that `sql` gives.
+    pub(crate) async fn rows(&self, sql: &str) -> Vec<tokio_postgres::Row> {
+        self.client.query(sql, &[]).await.expect("postgres answers")
+    }
+
+    pub(crate) async fn numbers(&self, sql: &str) -> Vec<i64> {
         let row = self.client.query_one(sql, &[]).await.expect("postgres answers");
         (0..row.len()).map(|i| row.get(i)).collect()
     }
 
+    /// The first column of every row, which is text.
+    pub(crate) async fn texts(&self, sql: &str) -> Vec<String> {
+        let rows = self.client.query(sql, &[]).await.expect("postgres answers");
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
     /// Waits until a projector is held at a lock.
-    async fn holds_a_projector(&self) {
+    pub(crate) async fn holds_a_projector(&self) {
         let sql = "SELECT count(*) FROM pg_stat_activity
                    WHERE application_name = 'waybill projector' AND wait_event_type = 'Lock'";
         let held = async { while self.numbers(sql).await != [1] {} };

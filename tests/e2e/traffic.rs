@@ -16,12 +16,11 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use waybill_projections::usage::UsageAttempt;
 use waybill_schema::event::{Class, Event, Tokens};
 use waybill_simulator::{Action, Call, Control, End, Settings, Simulator, Step, When};
 
 use crate::client::{Client, read};
-use crate::log::{Told, channel_of};
+use crate::log::Told;
 use crate::said::{DIALECTS, Ending, Said};
 use crate::upstreams::Upstreams;
 use crate::world::{PATIENCE, Plan};
@@ -31,13 +30,17 @@ pub(crate) const WORKERS: usize = 16;
 /// The upstreams of [`plan`].
 pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
 const CONVERSATIONS: u64 = 40;
-const SESSION: &str = "x-session-id";
+/// USD per million tokens of prompt and answer.
+const PRICES: &str = "prices: { gpt: { input: 3, output: 15 } }";
+/// The same in nano-USD per token.
+const NANO_USD: [u64; 2] = [3_000, 15_000];
+pub(crate) const SESSION: &str = "x-session-id";
 
 /// Three upstreams that take so many milliseconds to begin an answer, and to go on with it.
 pub(crate) fn plan(first_token_ms: u64, chunk_ms: u64) -> Plan {
     let settings = "retry: { backoff_ms: 1, all_cooling: best_effort }\nsession: { aliases: known }\n\
                     health: { failure_threshold: 3, cooldown_seconds: 1, cooldown_seconds_max: 2 }\n";
-    let mut plan = Plan::of(&NAMES).settings(settings);
+    let mut plan = Plan { channel: PRICES.to_owned(), ..Plan::of(&NAMES) }.settings(settings);
     for upstream in &mut plan.upstreams {
         *upstream = Settings { first_token_delay_ms: first_token_ms, chunk_delay_ms: chunk_ms, ..upstream.clone() };
     }
@@ -57,6 +60,25 @@ pub(crate) struct Chat {
     pub(crate) took: Duration,
 }
 
+/// One send as a store has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// The session of its request.
+    pub(crate) session: String,
+    /// Its number in the request.
+    pub(crate) attempt: u16,
+    /// Where it went.
+    pub(crate) channel: String,
+    /// How it ended.
+    pub(crate) class: Class,
+    /// The upstream's status.
+    pub(crate) status: Option<u16>,
+    /// Tokens of prompt and answer.
+    pub(crate) tokens: [Tokens; 2],
+    /// Money in nano-USD.
+    pub(crate) cost_nano: Option<u64>,
+}
+
 /// Traffic that begins and ends as its test says.
 pub(crate) struct Traffic {
     shared: Arc<Shared>,
@@ -70,17 +92,29 @@ struct Shared {
     chats: watch::Sender<Vec<Chat>>,
     n_requests: AtomicU64,
     ends: AtomicBool,
+    /// Whether no failure is scripted that lets a conversation move.
+    stays: bool,
 }
 
 impl Traffic {
     /// None yet, on gateways in front of `upstreams`.
     pub(crate) fn over(upstreams: &Upstreams) -> Self {
+        Self::with(upstreams, false)
+    }
+
+    /// The same, in which upstreams fail no request so often that its conversation moves to another.
+    pub(crate) fn that_stays(upstreams: &Upstreams) -> Self {
+        Self::with(upstreams, true)
+    }
+
+    fn with(upstreams: &Upstreams, stays: bool) -> Self {
         let shared = Shared {
             upstreams: upstreams.iter().map(|running| Simulator::clone(running)).collect(),
             clients: RwLock::default(),
             chats: watch::Sender::default(),
             n_requests: AtomicU64::default(),
             ends: AtomicBool::default(),
+            stays,
         };
         Self { shared: Arc::new(shared), workers: JoinSet::new() }
     }
@@ -111,6 +145,14 @@ impl Traffic {
     /// All chats that have ended, in the order of their ends.
     pub(crate) fn chats(&self) -> Vec<Chat> {
         self.shared.chats.borrow().clone()
+    }
+
+    /// Lets the traffic go on for so long.
+    pub(crate) async fn lasts(&self, time: Duration) {
+        let began = Instant::now();
+        while began.elapsed() < time {
+            self.more(WORKERS).await;
+        }
     }
 
     /// Waits until so many more chats have ended, and gives those that have.
@@ -160,7 +202,7 @@ impl Shared {
     fn script(&self, n: u64, session: &str) -> bool {
         let (times, does) = match n % 15 {
             3 => (1, Action::status(503)),
-            7 => (2, Action::status(503)),
+            7 if !self.stays => (2, Action::status(503)),
             11 => (1, Action::CutAfterEvents { events: 6 }),
             _ => return false,
         };
@@ -186,9 +228,15 @@ pub(crate) struct Compared {
 }
 
 /// Compares the log with the upstreams' calls and with what the clients saw: every call is one send on record, and every
-/// send is one call, of the same outcome and tokens; only one that was abandoned may have stayed without a call.
+/// send is one call, of the same outcome, tokens and money; only one that was abandoned may have stayed without a call.
 pub(crate) fn compare(told: &Told, upstreams: &Upstreams, chats: &[Chat]) -> Compared {
-    let sends = sends(told);
+    check_facts(told);
+    compare_sends(&told.sends(), upstreams, chats)
+}
+
+/// The same of the sends that any store has.
+pub(crate) fn compare_sends(sent: &[Sent], upstreams: &Upstreams, chats: &[Chat]) -> Compared {
+    let sends = by_place(sent);
     let mut calls: BTreeMap<(String, &str), Vec<Call>> = BTreeMap::new();
     for name in NAMES {
         for call in upstreams.named(name).calls() {
@@ -209,15 +257,15 @@ pub(crate) fn compare(told: &Told, upstreams: &Upstreams, chats: &[Chat]) -> Com
         compared.n_cancelled += n_ended(Class::Cancelled);
         compared.n_without_call += join(session, sends, calls);
     }
-    check_answers(told, chats);
-    check_mixture(told, calls.values().flatten());
+    check_answers(sent, chats);
+    check_mixture(sent, calls.values().flatten());
     println!("{compared:?} of {} chats", chats.len());
     compared
 }
 
 /// Joins the sends of one request to one upstream with the calls it has seen, both in their order; gives how many sends
 /// stayed without a call.
-fn join(session: &str, sends: &[&UsageAttempt], calls: &[Call]) -> usize {
+fn join(session: &str, sends: &[&Sent], calls: &[Call]) -> usize {
     for (send, call) in sends.iter().zip(calls) {
         assert!(agree(send, call), "{session}: the log says {send:?} of {call:?}");
     }
@@ -229,44 +277,47 @@ fn join(session: &str, sends: &[&UsageAttempt], calls: &[Call]) -> usize {
 }
 
 /// Whether an upstream's own account of a call fits the row of its send.
-fn agree(send: &UsageAttempt, call: &Call) -> bool {
+fn agree(send: &Sent, call: &Call) -> bool {
     let usage = call.usage.unwrap_or_default();
-    let tokens = [send.usage.input, send.usage.output];
     match (send.class, call.did.first(), call.end) {
         (Class::Abandoned, ..) => true,
         (Class::Cancelled, _, end) => end.is_some(),
         (Class::Upstream5xx, Some(Action::Status { status, .. }), _) => send.status == Some(*status),
         (Class::Interrupted, Some(Action::CutAfterEvents { .. }), Some(End::Reset)) => send.status == call.status,
-        (Class::Success, None, Some(End::Finished)) => {
-            let reported = [usage.prompt_tokens, usage.output_tokens].map(Tokens::Reported);
-            call.terminal && send.status == call.status && tokens == reported
+        (Class::Success, None | Some(Action::PauseAfter { .. }), Some(End::Finished)) => {
+            let tokens = [usage.prompt_tokens, usage.output_tokens];
+            let money: u64 = tokens.iter().zip(NANO_USD).map(|(tokens, price)| tokens * price).sum();
+            let is_paid = send.tokens == tokens.map(Tokens::Reported) && send.cost_nano == Some(money);
+            call.terminal && send.status == call.status && is_paid
         }
         _ => false,
     }
 }
 
 /// A chat that its client saw complete has one successful send; no client was shown half an answer as if it were whole.
-fn check_answers(told: &Told, chats: &[Chat]) {
-    let by_session = told.attempts_by_session();
+fn check_answers(sent: &[Sent], chats: &[Chat]) {
+    let succeeded = sent.iter().filter(|send| send.class == Class::Success);
+    let mut n_successes: BTreeMap<&str, usize> = BTreeMap::new();
+    succeeded.for_each(|send| *n_successes.entry(&send.session).or_default() += 1);
     for Chat { session, ending, .. } in chats {
         assert_ne!(*ending, Ending::Short, "{session}");
         if *ending == Ending::Complete {
-            let succeeded = by_session[session.as_str()].iter().filter(|row| row.class == Class::Success).count();
-            assert_eq!(succeeded, 1, "{session} was answered in full");
+            assert_eq!(n_successes.get(session.as_str()), Some(&1), "{session} was answered in full");
         }
     }
 }
 
 /// All dialects, whole and streamed, have been called; some sends failed at once and some in their middle.
-fn check_mixture<'a>(told: &Told, calls: impl Iterator<Item = &'a Call>) {
+fn check_mixture<'a>(sent: &[Sent], calls: impl Iterator<Item = &'a Call>) {
     let shapes: BTreeSet<(&str, bool)> = calls.map(|call| (call.path.as_str(), call.stream)).collect();
     assert_eq!(shapes.len(), 2 * DIALECTS.len(), "{shapes:?}");
-    assert!(told.n_attempts(Class::Upstream5xx) > 0 && told.n_attempts(Class::Interrupted) > 0);
+    for class in [Class::Upstream5xx, Class::Interrupted] {
+        assert!(sent.iter().any(|send| send.class == class), "{class:?}");
+    }
 }
 
-/// The row of every send, by its session and its channel, in order; and the check that each send is on record once and
-/// has one end.
-fn sends(told: &Told) -> BTreeMap<(&str, &str), Vec<&UsageAttempt>> {
+/// Checks that each send is on record once and has one end.
+fn check_facts(told: &Told) {
     let (mut selections, mut ends, mut rows) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for fact in &told.facts {
         match &fact.event {
@@ -281,7 +332,6 @@ fn sends(told: &Told) -> BTreeMap<(&str, &str), Vec<&UsageAttempt>> {
         let selection = selections.get(&send).unwrap_or_else(|| panic!("{end} ends what was never begun"));
         assert_eq!(selection.writer, end.writer, "{send:?}");
     }
-    by_place(told)
 }
 
 fn insert<K: Ord + Debug, V: Debug>(map: &mut BTreeMap<K, V>, key: K, value: V) {
@@ -289,13 +339,16 @@ fn insert<K: Ord + Debug, V: Debug>(map: &mut BTreeMap<K, V>, key: K, value: V) 
     assert!(twice.is_none(), "twice on record: {twice:?}");
 }
 
-fn by_place(told: &Told) -> BTreeMap<(&str, &str), Vec<&UsageAttempt>> {
-    let mut places: BTreeMap<(&str, &str), Vec<&UsageAttempt>> = BTreeMap::new();
-    for (session, mut attempts) in told.attempts_by_session() {
-        attempts.sort_by_key(|attempt| attempt.attempt);
-        let numbers = attempts.iter().map(|attempt| attempt.attempt);
-        assert!(numbers.eq(1..=attempts.len() as u16), "{session} has sends {attempts:?}");
-        attempts.into_iter().for_each(|send| places.entry((session, channel_of(send))).or_default().push(send));
+/// The sends of every session to every channel, in order; each session's are numbered without a gap.
+fn by_place(sent: &[Sent]) -> BTreeMap<(&str, &str), Vec<&Sent>> {
+    let mut sessions: BTreeMap<&str, Vec<&Sent>> = BTreeMap::new();
+    sent.iter().for_each(|send| sessions.entry(&send.session).or_default().push(send));
+    let mut places: BTreeMap<(&str, &str), Vec<&Sent>> = BTreeMap::new();
+    for (session, mut sends) in sessions {
+        sends.sort_by_key(|send| send.attempt);
+        let numbers = sends.iter().map(|send| send.attempt);
+        assert!(numbers.eq(1..=sends.len() as u16), "{session} has sends {sends:?}");
+        sends.into_iter().for_each(|send| places.entry((session, &send.channel)).or_default().push(send));
     }
     places
 }

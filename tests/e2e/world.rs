@@ -290,6 +290,11 @@ impl World {
         self.ended(args, false).await.1
     }
 
+    /// The same, and gives what it prints.
+    pub(crate) async fn told_by_failing(&self, args: &[&str]) -> String {
+        self.ended(args, false).await.0
+    }
+
     /// Runs a command to its end, which must be as expected; gives its output and its errors.
     async fn ended(&self, args: &[&str], success: bool) -> (String, String) {
         let mut command = Command::new(binary());

@@ -8,6 +8,7 @@ mod history;
 mod redecide;
 mod rows;
 mod sessions;
+mod state;
 mod undo;
 mod undo_any;
 mod verify;

@@ -1,7 +1,7 @@
 //! Whether the log is whole.
 
 use waybill_auditor::verify::verify;
-use waybill_schema::event::{Class, Outcome};
+use waybill_schema::event::{Class, Endpoint, Event, Outcome, Ownedness, Ownership, SessionSource};
 
 use crate::House;
 
@@ -48,4 +48,35 @@ fn a_changed_byte_is_found() {
 fn a_frame_that_is_gone_is_found_twice_over() {
     let expected = ["frame 4 does not continue the chain of `gw`", "fact gw:1:4: Hole { epoch: 1, first: 3, last: 3 }"];
     check("DELETE FROM frames WHERE seq = 3", &expected);
+}
+
+#[test]
+fn a_response_with_two_owners_is_found() {
+    let mut house = house();
+    let owns = |deployment: &str, scope: &str| {
+        Event::Ownership(Box::new(Ownership {
+            response: "h".into(),
+            state: Ownedness::Final,
+            request: "r".into(),
+            scope: scope.into(),
+            model: "gpt".into(),
+            endpoint: Endpoint::Responses,
+            deployment: deployment.into(),
+            channel: "a".into(),
+            incarnation: 1,
+            session: "s".into(),
+            source: SessionSource::Explicit,
+        }))
+    };
+    let gw = &mut house.gateway;
+    let facts = [
+        gw.says(70, owns("a/gpt", "acme")),
+        gw.says(71, owns("a/gpt", "acme")),
+        gw.says(72, owns("b/gpt", "other")),
+        gw.says(73, owns("b/gpt", "acme")),
+    ];
+    house.tell(&facts);
+    let verified = verify(&mut house.audit()).expect("the log can be read");
+    let expected = "frame 5, fact gw:1:8: response h has another owner than b/gpt";
+    assert_eq!((verified.findings, verified.tainted), (vec![expected.to_owned()], false));
 }

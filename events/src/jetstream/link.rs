@@ -2,13 +2,17 @@
 //!
 //! The client keeps what was sent while it was away and never fails a request whose connection went (EVENTLOG.md,
 //! C.2). So nothing is sent without a connection, and an answer is awaited no longer than the connection lasts.
+//!
+//! A connection can stand and be of no use: a server that was cut off from the others of its cluster answers pings, and
+//! neither finds the stream's leader nor sees it grow. So a watchdog goes by the work: where none has been done for
+//! [`STALL`] though it was tried, the connection is given up for another, to any of the servers.
 
 use std::io;
 use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event, HeaderMap, Message, Request, RequestErrorKind, Subscriber};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::log::Cause;
 
@@ -22,6 +26,9 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 const RETRY_STEP: Duration = Duration::from_millis(50);
 /// The longest of these waits.
 const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// How long a connection may stand without being of use before another one is made.
+pub const STALL: Duration = Duration::from_secs(5);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -61,18 +68,23 @@ pub(super) struct Link {
     state: watch::Receiver<State>,
     /// The connections of clients before this one.
     earlier: u64,
+    /// The connection that is of no use, and since when.
+    useless: Option<(State, Instant)>,
 }
 
 impl Link {
     /// Begins to connect to one of `servers`; an error is of their URLs.
     pub(super) async fn open(servers: Vec<String>) -> io::Result<Self> {
         let (client, state) = connect(&servers).await?;
-        Ok(Self { servers, client, state, earlier: 0 })
+        Ok(Self { servers, client, state, earlier: 0, useless: None })
     }
 
     /// Waits a moment for a connection, and names it: another one has another name.
     pub(super) async fn connected(&mut self) -> Result<u64, LinkError> {
-        if self.state.has_changed().is_err() {
+        if self.has_stalled() {
+            tracing::warn!("the log's server is connected and of no use: connecting anew");
+            self.replace().await?;
+        } else if self.state.has_changed().is_err() {
             self.replace().await?;
         }
         let connected = timeout(CONNECT_WAIT, self.state.wait_for(|state| state.connected)).await;
@@ -82,11 +94,32 @@ impl Link {
         }
     }
 
-    /// Begins again with a new client: the one before gave up for good, as it does when a server turns it away.
+    /// Notes that the connection did what it is for.
+    pub(super) fn worked(&mut self) {
+        self.useless = None;
+    }
+
+    /// Notes that something was asked of the connection and came to nothing.
+    pub(super) fn came_to_nothing(&mut self) {
+        let now = *self.state.borrow();
+        if self.useless.is_none_or(|(connection, _)| connection != now) {
+            self.useless = Some((now, Instant::now()));
+        }
+    }
+
+    /// Whether the connection that there is has been of no use for [`STALL`].
+    pub(super) fn has_stalled(&self) -> bool {
+        let now = *self.state.borrow();
+        self.useless.is_some_and(|(connection, since)| connection == now && since.elapsed() >= STALL)
+    }
+
+    /// Begins again with a new client: the one before gave up for good, as it does when a server turns it away, or is of
+    /// no use.
     async fn replace(&mut self) -> Result<(), LinkError> {
         let earlier = self.earlier + self.state.borrow().count;
         let (client, state) = connect(&self.servers).await.map_err(|error| LinkError::Client(error.into()))?;
-        *self = Self { servers: std::mem::take(&mut self.servers), client, state, earlier };
+        let servers = std::mem::take(&mut self.servers);
+        *self = Self { servers, client, state, earlier, useless: None };
         Ok(())
     }
 
@@ -97,15 +130,16 @@ impl Link {
 
     /// Sends `payload` and waits for one answer, at most for `bound`.
     pub(super) async fn request(
-        &self,
+        &mut self,
         subject: String,
         headers: HeaderMap,
         payload: Vec<u8>,
         bound: Duration,
     ) -> Result<Message, LinkError> {
         let request = Request::new().headers(headers).payload(payload.into()).timeout(None);
+        let client = self.client.clone();
         self.within(bound, async {
-            self.client.send_request(subject, request).await.map_err(|error| match error.kind() {
+            client.send_request(subject, request).await.map_err(|error| match error.kind() {
                 RequestErrorKind::NoResponders => LinkError::NoResponders,
                 RequestErrorKind::MaxPayloadExceeded => LinkError::TooLarge(error.into()),
                 RequestErrorKind::TimedOut | RequestErrorKind::InvalidSubject | RequestErrorKind::Other => {
@@ -118,16 +152,17 @@ impl Link {
 
     /// Sends `payload` and gives the place where any number of answers arrive.
     pub(super) async fn ask(
-        &self,
+        &mut self,
         subject: String,
         payload: Vec<u8>,
         bound: Duration,
     ) -> Result<Subscriber, LinkError> {
         let failed = |error: Cause| LinkError::Client(error);
+        let client = self.client.clone();
         self.within(bound, async {
-            let inbox = self.client.new_inbox();
-            let answers = self.client.subscribe(inbox.clone()).await.map_err(|error| failed(error.into()))?;
-            let sent = self.client.publish_with_reply(subject, inbox, payload.into()).await;
+            let inbox = client.new_inbox();
+            let answers = client.subscribe(inbox.clone()).await.map_err(|error| failed(error.into()))?;
+            let sent = client.publish_with_reply(subject, inbox, payload.into()).await;
             sent.map_err(|error| failed(error.into()))?;
             Ok(answers)
         })
@@ -136,7 +171,7 @@ impl Link {
 
     /// What `work` gives, unless the bound passes or the connection ends first.
     pub(super) async fn within<T>(
-        &self,
+        &mut self,
         bound: Duration,
         work: impl Future<Output = Result<T, LinkError>>,
     ) -> Result<T, LinkError> {
@@ -145,10 +180,14 @@ impl Link {
         if !now.connected {
             return Err(LinkError::Away);
         }
-        tokio::select! {
+        let done = tokio::select! {
             done = timeout(bound, work) => done.unwrap_or(Err(LinkError::Silent(bound))),
             _ = state.wait_for(|state| *state != now) => Err(LinkError::Lost),
+        };
+        if let Err(LinkError::Silent(_) | LinkError::NoResponders) = &done {
+            self.came_to_nothing();
         }
+        done
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! What must be true to the last moment (a writer's last frame, the head) is asked of the stream's leader. Frames are
 //! read directly, many in one answer, from whichever replica answers: it has no holes, but may be behind, so that the
-//! leader has the last word on where they end.
+//! leader has the last word on where they end. A reader that is told that there is nothing more asks the leader now and
+//! then whether that is so ([`Stream::confirm_end`]).
 
 use std::io;
 use std::time::Duration;
@@ -17,14 +18,15 @@ use futures_util::StreamExt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use waybill_schema::frame::{Frame, Header};
 use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
 use super::inspect::{self, Inspection};
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, STALL};
 use super::shape::{self, Shape};
-use super::{Failure, Settings};
+use super::{Failure, Settings, Stalled};
 use crate::log::{AppendError, Appended, Last, Seq, StoredFrame};
 
 /// How long an acknowledgement is awaited. The same bytes are sent again after it, which is harmless.
@@ -34,6 +36,8 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// At most this many frames in one answer, and about so many bytes of them: the reader holds both in memory.
 const BATCH_FRAMES: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
+/// How often the leader is asked whether reads that find nothing have come to the end.
+const CONFIRM_EVERY: Duration = Duration::from_secs(1);
 /// The header with the writer's clock at this try, in milliseconds.
 const SENT: &str = "sent";
 /// The header of each message of a batch that says how many are behind it; servers before 2.11 know no batches.
@@ -60,6 +64,10 @@ pub(super) struct Stream {
     checked: Option<Checked>,
     /// The connection over which a frame was last seen to continue what the stream holds.
     continued: Option<u64>,
+    /// When the leader was last asked where the frames end.
+    confirmed: Option<Instant>,
+    /// Since when reads end before the frames do, over whatever connections.
+    behind: Option<Instant>,
 }
 
 /// A check of the stream.
@@ -108,7 +116,7 @@ struct Batch {
 impl Stream {
     pub(super) async fn open(settings: Settings) -> io::Result<Self> {
         let link = Link::open(settings.servers.clone()).await?;
-        Ok(Self { settings, link, checked: None, continued: None })
+        Ok(Self { settings, link, checked: None, continued: None, confirmed: None, behind: None })
     }
 
     /// Publishes frame by frame, each after the acknowledgement of the one before.
@@ -154,7 +162,10 @@ impl Stream {
         headers.insert(SENT, sent.0.to_string());
         let answer = self.link.request(shape::subject(writer), headers, frame.bytes.clone(), ACK_TIMEOUT).await;
         match self.understand::<PublishAck>(answer) {
-            Ok(ack) if !ack.duplicate => Ok(Seq(ack.sequence)),
+            Ok(ack) if !ack.duplicate => {
+                self.link.worked();
+                Ok(Seq(ack.sequence))
+            }
             // The server has seen this frame's id, as after a try whose acknowledgement was lost.
             Ok(_) => Err(self.conflict(writer, expected).await),
             Err(Failure::Server(error)) if WRONG_LAST_SEQUENCE.contains(&error.error_code()) => {
@@ -227,7 +238,38 @@ impl Stream {
             after = next.seq;
             frames.push(next);
         }
+        match frames.is_empty() {
+            true => self.confirm_end(writer, after).await?,
+            false => self.has_read(),
+        }
         Ok(frames)
+    }
+
+    fn has_read(&mut self) {
+        self.link.worked();
+        self.behind = None;
+    }
+
+    /// Makes sure, once in a while, that nothing is behind `after`, as a read has found. Whoever answers reads and sees the
+    /// log stand still while it grows would else be believed for ever.
+    async fn confirm_end(&mut self, writer: Option<&WriterId>, after: Seq) -> Result<(), Failure> {
+        let is_due = self.confirmed.is_none_or(|last| last.elapsed() >= CONFIRM_EVERY);
+        if !is_due && self.behind.is_none() {
+            return Ok(());
+        }
+        let end = match writer {
+            Some(writer) => self.last(writer).await?.map_or(Seq::START, |last| last.seq),
+            None => Seq(self.info().await?.state.last_seq),
+        };
+        self.confirmed = Some(Instant::now());
+        if end <= after {
+            self.has_read();
+            return Ok(());
+        }
+        self.link.came_to_nothing();
+        let since = *self.behind.get_or_insert_with(Instant::now);
+        // For a while it may be a replica that is behind, or a frame that has just come.
+        if since.elapsed() < STALL { Ok(()) } else { Err(Stalled { after }.into()) }
     }
 
     /// The frame behind `after` that a replica did not have yet.

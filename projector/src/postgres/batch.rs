@@ -25,6 +25,9 @@ pub(super) struct Place {
     pub(super) seq: Seq,
     /// The sum of the frame there; empty before the first.
     pub(super) sum: String,
+    /// When that frame was stored, by the log's clock: a log that lost its end may hold the same bytes there again, and
+    /// their facts happened at another time.
+    pub(super) stored: Time,
 }
 
 impl Place {
@@ -32,7 +35,7 @@ impl Place {
     pub(super) fn of(frame: &StoredFrame) -> Self {
         let header = Frame::header_of(&frame.bytes);
         let sum = header.map_or_else(|_| sum128(&[&frame.bytes]), |header| header.sum);
-        Self { seq: frame.seq, sum }
+        Self { seq: frame.seq, sum, stored: frame.stored }
     }
 }
 
@@ -83,8 +86,6 @@ pub(super) struct Fold {
     usage: UsageFold,
     changes: ChangesFold,
     pub(super) at: Place,
-    /// When the frame there was stored, by the log's clock.
-    pub(super) stored: Option<Time>,
 }
 
 /// Something in a frame.
@@ -108,7 +109,6 @@ impl Fold {
             }
         }
         self.at = Place::of(frame);
-        self.stored = Some(frame.stored);
         batch.to = self.at.clone();
         batch.n_frames += 1;
         Ok(())

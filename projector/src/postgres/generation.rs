@@ -11,6 +11,19 @@ pub(super) struct NewerFold {
     ours: u32,
 }
 
+/// Why there is no generation to go back to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoWayBack {
+    #[error("no generation is live, so there is none before it")]
+    NoLive,
+    #[error("generation {0} is live, and none was before it")]
+    First(u32),
+    #[error("generation {before}, which was live before {live}, is not there any more")]
+    Gone { live: u32, before: u32 },
+    #[error("generation {before}, which was live before {live}, was made by another fold than this program's")]
+    OtherFold { live: u32, before: u32 },
+}
+
 /// A generation as Postgres lists it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
@@ -44,25 +57,35 @@ pub(super) enum Plan {
 /// Goes on with the live generation where today's fold made it. Rows of an older fold are not mixed with today's: they
 /// stay live while a new generation is filled beside them.
 pub(super) fn plan(known: &[Known], wanted: Wanted, ours: u32) -> Result<Plan, NewerFold> {
-    let next = Plan::Make(known.iter().map(|known| known.number).max().unwrap_or(0) + 1);
-    match wanted {
-        Wanted::New => return Ok(next),
-        Wanted::This(number) => return Ok(Plan::Use(number)),
-        Wanted::Resume => {}
+    if let Wanted::This(number) = wanted {
+        return Ok(Plan::Use(number));
     }
+    let next = Plan::Make(known.iter().map(|known| known.number).max().unwrap_or(0) + 1);
     let live = known.iter().find(|known| known.live);
     let version = live.map_or(Some(ours), |live| live.fold_version);
     let standing = live.or(known.last());
     match (standing, version.unwrap_or(ours).cmp(&ours)) {
-        (None, _) => Ok(next),
-        (Some(standing), Ordering::Equal) => Ok(Plan::Use(standing.number)),
         (Some(standing), Ordering::Greater) => {
             Err(NewerFold { generation: standing.number, theirs: version.unwrap_or(ours), ours })
         }
+        _ if wanted == Wanted::New => Ok(next),
+        (None, _) => Ok(next),
+        (Some(standing), Ordering::Equal) => Ok(Plan::Use(standing.number)),
         (Some(standing), Ordering::Less) => {
             let begun = |known: &&Known| known.number > standing.number && known.fold_version.is_none_or(|n| n == ours);
             Ok(known.iter().rfind(begun).map_or(next, |begun| Plan::Use(begun.number)))
         }
+    }
+}
+
+/// The generation `before` the live one, if today's fold can go on with it.
+pub(super) fn way_back(known: &[Known], before: Option<u32>, ours: u32) -> Result<u32, NoWayBack> {
+    let live = known.iter().find(|known| known.live).ok_or(NoWayBack::NoLive)?.number;
+    let before = before.ok_or(NoWayBack::First(live))?;
+    match known.iter().find(|known| known.number == before) {
+        Some(Known { fold_version: Some(version), .. }) if *version == ours => Ok(before),
+        Some(Known { fold_version: Some(_), .. }) => Err(NoWayBack::OtherFold { live, before }),
+        Some(_) | None => Err(NoWayBack::Gone { live, before }),
     }
 }
 
@@ -105,11 +128,32 @@ mod tests {
     fn an_older_program_touches_nothing() {
         let expected = "generation 1 was made by fold version 3, this program has 2: upgrade this one";
         check("1:3*", Wanted::Resume, expected);
+        check("1:3*", Wanted::New, expected);
     }
 
     #[test]
     fn starting_over_leaves_what_is_there() {
         check("1:2* 2:2", Wanted::New, "Make(3)");
+        check("1:1*", Wanted::New, "Make(2)");
         check("1:2* 2:2", Wanted::This(2), "Use(2)");
+    }
+
+    #[test]
+    fn the_way_back_is_one_that_was_live_under_todays_fold() {
+        let known = |number, live, version| Known { number, live, fold_version: Some(version) };
+        let back = |known: &[Known], before| way_back(known, before, 2).map_err(|error| error.to_string());
+        assert_eq!(back(&[known(1, false, 2), known(3, true, 2)], Some(1)), Ok(1));
+        let refused = [
+            (back(&[known(1, false, 2)], None), "no generation is live, so there is none before it"),
+            (back(&[known(1, true, 2)], None), "generation 1 is live, and none was before it"),
+            (back(&[known(3, true, 2)], Some(1)), "generation 1, which was live before 3, is not there any more"),
+            (
+                back(&[known(1, false, 1), known(3, true, 2)], Some(1)),
+                "generation 1, which was live before 3, was made by another fold than this program's",
+            ),
+        ];
+        for (refused, expected) in refused {
+            assert_eq!(refused, Err(expected.to_owned()));
+        }
     }
 }

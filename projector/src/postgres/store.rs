@@ -1,8 +1,8 @@
-//! The generations in Postgres: one dedicated connection that holds the lease, and the transaction that moves the rows.
+//! The generations in Postgres: one dedicated connection that holds a lease, and the transaction that moves the rows.
 //!
-//! Two projectors never write side by side. The lease is an advisory lock of the session, which goes with the connection;
-//! and whoever holds it writes its own epoch into the checkpoint, so a batch of one that was overtaken without noticing
-//! finds another epoch and is refused.
+//! Two projectors never write side by side to one generation, and a rebuild fills a new one beside them. The lease of a
+//! generation is an advisory lock of the session, which goes with the connection; and whoever holds it writes its own
+//! epoch into the checkpoint, so a batch of one that was overtaken without noticing finds another epoch and is refused.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -27,20 +27,23 @@ use waybill_schema::store::{
 use waybill_schema::time::Time;
 
 use super::batch::{Batch, Place};
-use super::generation::{Known, NewerFold, Plan, Wanted, plan};
+use super::generation::{Known, NewerFold, NoWayBack, Plan, Wanted, plan, way_back};
 use super::sessions::{Written, merge_sessions};
 use super::table::{Filled, Table, fill};
 
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long anything may take on a connection before it is given up: a batch takes a fraction of a second.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// The advisory lock of the projector that writes; any number that nobody else takes in this database.
-const LEASE: i64 = 0x7762_0001;
-/// The advisory lock round migrations, which a rebuild runs as well.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The advisory locks of those who write to a generation, whose number is the second half: any number that nobody else
+/// takes in this database.
+const LEASE: i32 = 0x7762_0001;
+/// The advisory lock round migrations and round the choice of a generation.
 const MIGRATING: i64 = 0x7762_0002;
+/// The advisory lock of the rebuild under way.
+const REBUILDING: i64 = 0x7762_0003;
 /// The name of this projection's checkpoint.
-const NAME: &str = "usage";
+pub(super) const NAME: &str = "usage";
 /// The years that get monthly partitions; what lies outside was said by a clock that is wrong.
 const YEARS: std::ops::Range<i32> = 2000..2100;
 
@@ -57,10 +60,14 @@ pub(super) enum StoreError {
     Certificates(#[from] rustls::Error),
     #[error("another projector has taken over")]
     Overtaken,
+    #[error("another rebuild is under way")]
+    Rebuilding,
     #[error("the database's encoding is {0}, and only UTF8 can hold every text: make another database")]
     Encoding(String),
     #[error(transparent)]
     NewerFold(#[from] NewerFold),
+    #[error(transparent)]
+    NoWayBack(#[from] NoWayBack),
 }
 
 impl StoreError {
@@ -70,27 +77,34 @@ impl StoreError {
     }
 }
 
-/// A connection, before and after it has the lease.
+/// A connection, before and after it has a lease.
 pub(super) struct Store {
-    client: Client,
+    pub(super) client: Client,
     /// Drives the connection; it ends with the client.
     connection: JoinSet<()>,
 }
 
-/// The generation that the projector which has the lease writes to.
+/// A generation that is written to, by whoever has its lease.
 pub(super) struct Generation {
     pub(super) number: u32,
-    pub(super) live: bool,
+    /// The one that is live, as last seen.
+    pub(super) live: Option<u32>,
     /// The place that its rows cover.
     pub(super) at: Place,
-    schema: String,
+    pub(super) schema: String,
     epoch: i64,
     /// Months whose partitions are there, as months since the year 0.
     months: BTreeSet<i32>,
 }
 
+impl Generation {
+    pub(super) fn is_live(&self) -> bool {
+        self.live == Some(self.number)
+    }
+}
+
 /// Ends what takes longer than `limit`.
-async fn within<T, E: Into<StoreError>>(
+pub(super) async fn within<T, E: Into<StoreError>>(
     limit: Duration,
     work: impl Future<Output = Result<T, E>>,
 ) -> Result<T, StoreError> {
@@ -98,10 +112,10 @@ async fn within<T, E: Into<StoreError>>(
 }
 
 impl Store {
-    /// Connects; with TLS, and the server's certificate verified, where the URL says `sslmode=require`.
-    pub(super) async fn connect(config: &Config) -> Result<Self, StoreError> {
+    /// Connects under `name`; with TLS, and the server's certificate verified, where the URL says `sslmode=require`.
+    pub(super) async fn connect(config: &Config, name: &str) -> Result<Self, StoreError> {
         let mut config = config.clone();
-        config.application_name("waybill projector");
+        config.application_name(name);
         let mut tasks = JoinSet::new();
         let client = if config.get_ssl_mode() == SslMode::Require {
             let (client, connection) = within(CONNECT_TIMEOUT, config.connect(tls()?)).await?;
@@ -121,42 +135,66 @@ impl Store {
         !self.client.is_closed() && !self.connection.is_empty()
     }
 
-    /// Takes the lease, unless another projector has it.
-    pub(super) async fn try_lease(&self) -> Result<bool, StoreError> {
-        let asked = self.client.query_one("SELECT pg_try_advisory_lock($1)", &[&LEASE]);
-        Ok(within(ANSWER_TIMEOUT, asked).await?.get(0))
+    /// Takes the right to rebuild, which goes with the connection.
+    pub(super) async fn lease_rebuild(&self) -> Result<(), StoreError> {
+        let asked = self.client.query_one("SELECT pg_try_advisory_lock($1)", &[&REBUILDING]);
+        if within(ANSWER_TIMEOUT, asked).await?.get(0) { Ok(()) } else { Err(StoreError::Rebuilding) }
     }
 
-    /// Brings the tables to this program's version and opens the generation to write to: `wanted`, or what [`plan`] says.
-    pub(super) async fn take_over(&mut self, wanted: Wanted) -> Result<Generation, StoreError> {
+    /// Brings the tables to this program's version and opens the generation to write to: `wanted`, or what [`plan`]
+    /// says; none where another projector writes to that one.
+    pub(super) async fn take_over(&mut self, wanted: Wanted) -> Result<Option<Generation>, StoreError> {
         within(ANSWER_TIMEOUT, self.open(wanted)).await
     }
 
-    async fn open(&mut self, wanted: Wanted) -> Result<Generation, StoreError> {
+    async fn open(&mut self, wanted: Wanted) -> Result<Option<Generation>, StoreError> {
         let encoding: String = self.client.query_one("SHOW server_encoding", &[]).await?.get(0);
         if encoding != "UTF8" {
             return Err(StoreError::Encoding(encoding));
         }
+        self.lock(MIGRATING).await?;
         migrate(&mut self.client, POSTGRES_SCHEMA, POSTGRES_MIGRATIONS).await?;
         let known = self.known().await?;
-        let number = match plan(&known, wanted, FOLD_VERSION)? {
-            Plan::Use(number) => number,
-            Plan::Make(number) => {
-                let sql = format!("INSERT INTO {POSTGRES_SCHEMA}.generations (generation) VALUES ($1)");
-                self.client.execute(&sql, &[&i64::from(number).try_into().unwrap_or(i32::MAX)]).await?;
-                number
-            }
-        };
+        let (Plan::Use(number) | Plan::Make(number)) = plan(&known, wanted, FOLD_VERSION)?;
+        let sql = format!("INSERT INTO {POSTGRES_SCHEMA}.generations (generation) VALUES ($1) ON CONFLICT DO NOTHING");
+        self.client.execute(&sql, &[&int4(number)]).await?;
+        self.unlock(MIGRATING).await?;
+        if !self.try_lease(number).await? {
+            return Ok(None);
+        }
         let schema = generation_schema(number);
         migrate(&mut self.client, &schema, GENERATION_MIGRATIONS).await?;
-        let live = known.iter().any(|known| known.number == number && known.live);
+        let live = known.iter().find(|known| known.live).map(|known| known.number);
         let mut generation =
             Generation { number, live, at: Place::default(), schema, epoch: 0, months: BTreeSet::new() };
         self.claim(&mut generation).await?;
-        if !known.iter().any(|known| known.live) {
+        if live.is_none() && wanted == Wanted::Resume {
             self.go_live(&mut generation).await?;
         }
-        Ok(generation)
+        Ok(Some(generation))
+    }
+
+    /// Takes the lease of a generation, unless another one has it.
+    async fn try_lease(&self, generation: u32) -> Result<bool, StoreError> {
+        let sql = "SELECT pg_try_advisory_lock($1, $2)";
+        Ok(self.client.query_one(sql, &[&LEASE, &int4(generation)]).await?.get(0))
+    }
+
+    async fn lock(&self, lock: i64) -> Result<(), StoreError> {
+        self.client.execute("SELECT pg_advisory_lock($1)", &[&lock]).await?;
+        Ok(())
+    }
+
+    async fn unlock(&self, lock: i64) -> Result<(), StoreError> {
+        self.client.execute("SELECT pg_advisory_unlock($1)", &[&lock]).await?;
+        Ok(())
+    }
+
+    /// The generation that is live.
+    pub(super) async fn live(&self) -> Result<Option<u32>, StoreError> {
+        let sql = format!("SELECT generation FROM {POSTGRES_SCHEMA}.generations WHERE live");
+        let row = within(ANSWER_TIMEOUT, self.client.query_opt(&sql, &[])).await?;
+        Ok(row.map(|row| row.get::<_, i32>(0).unsigned_abs()))
     }
 
     /// The generations, and the fold that each was made with.
@@ -166,9 +204,9 @@ impl Store {
         for row in self.client.query(&sql, &[]).await? {
             let number = row.get::<_, i32>(0).unsigned_abs();
             let checkpoints = format!("{}.checkpoints", generation_schema(number));
-            let there = self.client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&checkpoints]).await?.get(0);
             let sql = format!("SELECT fold_version FROM {checkpoints} WHERE name = $1");
-            let version = if there { self.client.query_opt(&sql, &[&NAME]).await? } else { None };
+            let version =
+                if self.has_table(&checkpoints).await? { self.client.query_opt(&sql, &[&NAME]).await? } else { None };
             let fold_version = version.map(|row| u32::try_from(row.get::<_, i64>(0)).unwrap_or(u32::MAX));
             known.push(Known { number, live: row.get(1), fold_version });
         }
@@ -178,32 +216,89 @@ impl Store {
     /// Writes an epoch of our own into the checkpoint, and reads where it stands.
     async fn claim(&self, generation: &mut Generation) -> Result<(), StoreError> {
         let sql = format!(
-            "INSERT INTO {0}.checkpoints AS standing (name, seq, frame_sum, fold_version, epoch) VALUES ($1, 0, '', $2, 1)
+            "INSERT INTO {0}.checkpoints AS standing (name, seq, frame_sum, frame_stored, fold_version, epoch)
+             VALUES ($1, 0, '', 0, $2, 1)
              ON CONFLICT (name) DO UPDATE SET epoch = standing.epoch + 1
-             RETURNING seq, frame_sum, epoch",
+             RETURNING seq, frame_sum, frame_stored, epoch",
             generation.schema
         );
         let row = self.client.query_one(&sql, &[&NAME, &i64::from(FOLD_VERSION)]).await?;
-        generation.at = Place { seq: Seq(row.get::<_, i64>(0).unsigned_abs()), sum: row.get(1) };
-        generation.epoch = row.get(2);
+        generation.at = place(&row);
+        generation.epoch = row.get(3);
         Ok(())
     }
 
-    /// Points the views and the pointer to `generation`, in one transaction. What was granted on the views stays.
+    /// Makes `generation` the live one; the one before is its way back.
     pub(super) async fn go_live(&mut self, generation: &mut Generation) -> Result<(), StoreError> {
-        let schema = &generation.schema;
+        let number = generation.number;
+        let way_back = format!(
+            "UPDATE {POSTGRES_SCHEMA}.generations
+             SET before = (SELECT generation FROM {POSTGRES_SCHEMA}.generations WHERE live)
+             WHERE generation = {number} AND NOT live;"
+        );
+        self.point_to(number, &way_back).await?;
+        generation.live = Some(number);
+        Ok(())
+    }
+
+    /// Points the views and the pointer to `generation`, in one transaction that begins with `first`. What was granted
+    /// on the views stays.
+    pub(super) async fn point_to(&mut self, generation: u32, first: &str) -> Result<(), StoreError> {
+        let schema = generation_schema(generation);
         let views = GENERATION_TABLES.iter().map(|table| {
             format!("CREATE OR REPLACE VIEW {POSTGRES_SCHEMA}.{table} AS SELECT * FROM {schema}.{table};\n")
         });
-        let number = generation.number;
         let pointer = format!(
-            "UPDATE {POSTGRES_SCHEMA}.generations SET live = false WHERE live AND generation <> {number};
-             UPDATE {POSTGRES_SCHEMA}.generations SET live = true WHERE generation = {number};"
+            "UPDATE {POSTGRES_SCHEMA}.generations SET live = false WHERE live;
+             UPDATE {POSTGRES_SCHEMA}.generations SET live = true, since = now() WHERE generation = {generation};"
         );
-        let swap = format!("BEGIN;\n{}{pointer}\nCOMMIT;", views.collect::<String>());
-        within(ANSWER_TIMEOUT, self.client.batch_execute(&swap)).await?;
-        generation.live = true;
+        let swap = format!("BEGIN;\n{first}\n{}{pointer}\nCOMMIT;", views.collect::<String>());
+        within(ANSWER_TIMEOUT, self.client.batch_execute(&swap)).await
+    }
+
+    /// The generation before the live one, where it can be gone back to.
+    pub(super) async fn way_back(&self) -> Result<u32, StoreError> {
+        within(ANSWER_TIMEOUT, async {
+            if !self.has_table(&format!("{POSTGRES_SCHEMA}.generations")).await? {
+                return Err(NoWayBack::NoLive.into());
+            }
+            let sql = format!("SELECT before FROM {POSTGRES_SCHEMA}.generations WHERE live");
+            let row = self.client.query_opt(&sql, &[]).await?;
+            let before = row.and_then(|row| row.get::<_, Option<i32>>(0)).map(i32::unsigned_abs);
+            Ok::<_, StoreError>(way_back(&self.known().await?, before, FOLD_VERSION)?)
+        })
+        .await
+    }
+
+    /// Whether there is such a table, named with its schema.
+    pub(super) async fn has_table(&self, name: &str) -> Result<bool, StoreError> {
+        Ok(self.client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&name]).await?.get(0))
+    }
+
+    /// Drops generations that a killed rebuild left behind: those that never were live and that nobody writes to.
+    pub(super) async fn drop_abandoned(&mut self) -> Result<(), StoreError> {
+        if !within(ANSWER_TIMEOUT, self.has_table(&format!("{POSTGRES_SCHEMA}.generations"))).await? {
+            return Ok(());
+        }
+        let sql = format!(
+            "SELECT generation FROM {POSTGRES_SCHEMA}.generations
+             WHERE since IS NULL AND pg_try_advisory_xact_lock({LEASE}, generation)"
+        );
+        let rows = within(ANSWER_TIMEOUT, self.client.query(&sql, &[])).await?;
+        for row in rows {
+            self.drop_generation(row.get::<_, i32>(0).unsigned_abs()).await?;
+        }
         Ok(())
+    }
+
+    /// Drops a generation that is not live.
+    pub(super) async fn drop_generation(&mut self, generation: u32) -> Result<(), StoreError> {
+        let schema = generation_schema(generation);
+        let sql = format!(
+            "BEGIN; DROP SCHEMA IF EXISTS {schema} CASCADE;
+             DELETE FROM {POSTGRES_SCHEMA}.generations WHERE generation = {generation} AND NOT live; COMMIT;"
+        );
+        within(ANSWER_TIMEOUT, self.client.batch_execute(&sql)).await
     }
 
     /// Stores a batch with its checkpoint. A row whose key stands already is a broken promise: the batch is stored
@@ -306,13 +401,15 @@ async fn move_checkpoint(
     batch: &Batch,
 ) -> Result<bool, StoreError> {
     let sql = format!(
-        "UPDATE {}.checkpoints SET seq = $1, frame_sum = $2
-         WHERE name = $3 AND seq = $4 AND frame_sum = $5 AND fold_version = $6 AND epoch = $7",
+        "UPDATE {}.checkpoints SET seq = $1, frame_sum = $2, frame_stored = $3
+         WHERE name = $4 AND seq = $5 AND frame_sum = $6 AND frame_stored = $7 AND fold_version = $8 AND epoch = $9",
         generation.schema
     );
     let (from, to, version) = (&batch.from, &batch.to, i64::from(FOLD_VERSION));
     let (from_seq, to_seq) = (integer(from.seq), integer(to.seq));
-    let values: [&(dyn ToSql + Sync); 7] = [&to_seq, &to.sum, &NAME, &from_seq, &from.sum, &version, &generation.epoch];
+    let (from_stored, to_stored, epoch) = (from.stored.0, to.stored.0, generation.epoch);
+    let values: [&(dyn ToSql + Sync); 9] =
+        [&to_seq, &to.sum, &to_stored, &NAME, &from_seq, &from.sum, &from_stored, &version, &epoch];
     Ok(transaction.execute(&sql, &values).await? == 1)
 }
 
@@ -355,6 +452,11 @@ fn make_final(schema: &str) -> String {
     )
 }
 
+/// The place that a checkpoint names in its first three columns.
+pub(super) fn place(row: &tokio_postgres::Row) -> Place {
+    Place { seq: Seq(row.get::<_, i64>(0).unsigned_abs()), sum: row.get(1), stored: Time(row.get(2)) }
+}
+
 pub(super) fn columns(table: &Table) -> String {
     let names: Vec<&str> = table.columns.iter().map(|(name, _)| *name).collect();
     names.join(", ")
@@ -385,6 +487,10 @@ fn partitions(schema: &str, month: i32) -> String {
         )
     };
     partition("usage_events") + &partition("usage_attempts")
+}
+
+fn int4(generation: u32) -> i32 {
+    i32::try_from(generation).unwrap_or(i32::MAX)
 }
 
 fn integer(seq: Seq) -> i64 {

@@ -24,7 +24,16 @@ use crate::rows::estimated;
 /// A table and the columns that are filled, in order.
 pub(super) struct Table {
     pub(super) name: &'static str,
+    /// So many of the columns, the first ones, are its key.
+    pub(super) n_key: usize,
     pub(super) columns: &'static [(&'static str, Type)],
+}
+
+impl Table {
+    /// The place of a column.
+    pub(super) fn column(&self, name: &str) -> usize {
+        self.columns.iter().position(|(column, _)| *column == name).expect("the table has the column")
+    }
 }
 
 /// Rows for one table.
@@ -51,6 +60,7 @@ macro_rules! columns {
 
 pub(super) static USAGE_EVENTS: Table = Table {
     name: "usage_events",
+    n_key: 2,
     columns: columns![
         request_id TEXT, started TIMESTAMPTZ, ended TIMESTAMPTZ, scope TEXT, key_id TEXT, group_id TEXT, model TEXT,
         endpoint TEXT, stream BOOL, session_id TEXT, session_source TEXT, signal TEXT, sticky_type TEXT,
@@ -61,6 +71,7 @@ pub(super) static USAGE_EVENTS: Table = Table {
 
 pub(super) static USAGE_ATTEMPTS: Table = Table {
     name: "usage_attempts",
+    n_key: 3,
     columns: columns![
         request_id TEXT, attempt INT4, started TIMESTAMPTZ, ended TIMESTAMPTZ, member TEXT, deployment TEXT,
         upstream_model TEXT, reason TEXT, class TEXT, status INT4, latency_ms INT8, first_token_ms INT8, input INT8,
@@ -70,6 +81,7 @@ pub(super) static USAGE_ATTEMPTS: Table = Table {
 
 pub(super) static SESSIONS: Table = Table {
     name: "sessions",
+    n_key: 2,
     columns: columns![
         session_id TEXT, scope TEXT, started TIMESTAMPTZ, ended TIMESTAMPTZ, last_request TEXT, session_source TEXT,
         requests INT8, failed INT8, models TEXT_ARRAY, deployments TEXT_ARRAY, sends INT8, sends_unknown INT8,
@@ -79,6 +91,7 @@ pub(super) static SESSIONS: Table = Table {
 
 static HEALTH_CHANGES: Table = Table {
     name: "health_changes",
+    n_key: 3,
     columns: columns![
         writer TEXT, epoch INT8, number INT8, at TIMESTAMPTZ, target TEXT, incarnation INT8, change TEXT, class TEXT,
         model TEXT, until TIMESTAMPTZ, failures INT8, actor TEXT, reason TEXT,
@@ -87,6 +100,7 @@ static HEALTH_CHANGES: Table = Table {
 
 static CATALOGUE_CHANGES: Table = Table {
     name: "catalogue_changes",
+    n_key: 4,
     columns: columns![
         writer TEXT, epoch INT8, number INT8, op INT4, revision INT8, applied BOOL, at TIMESTAMPTZ, actor TEXT,
         reason TEXT, kind TEXT, row_id TEXT, before JSON, after JSON, undoes_batch INT8, undoes_op INT4,
@@ -95,21 +109,36 @@ static CATALOGUE_CHANGES: Table = Table {
 
 static MODEL_CHANGES: Table = Table {
     name: "model_changes",
+    n_key: 4,
     columns: columns![
         writer TEXT, epoch INT8, number INT8, item INT4, at TIMESTAMPTZ, channel TEXT, incarnation INT8, model TEXT,
         change TEXT, state TEXT, actor TEXT,
     ],
 };
 
-static RESPONSE_OWNERS: Table = Table {
+pub(super) static RESPONSE_OWNERS: Table = Table {
     name: "response_owners",
+    n_key: 4,
     columns: columns![
         scope TEXT, model TEXT, endpoint TEXT, response TEXT, state TEXT, seen TIMESTAMPTZ, request_id TEXT,
         deployment TEXT, channel TEXT, incarnation INT8, session_id TEXT, session_source TEXT,
     ],
 };
 
-static QUARANTINE: Table = Table { name: "quarantine", columns: columns![seq INT8, line INT8, why TEXT, bytes BYTEA] };
+static QUARANTINE: Table =
+    Table { name: "quarantine", n_key: 2, columns: columns![seq INT8, line INT8, why TEXT, bytes BYTEA] };
+
+/// All tables that rows are put in.
+pub(super) static TABLES: [&Table; 8] = [
+    &USAGE_EVENTS,
+    &USAGE_ATTEMPTS,
+    &SESSIONS,
+    &RESPONSE_OWNERS,
+    &HEALTH_CHANGES,
+    &CATALOGUE_CHANGES,
+    &MODEL_CHANGES,
+    &QUARANTINE,
+];
 
 /// The rows of a batch, table by table: those that are only ever put in, and the owners, which may become final.
 pub(super) fn fill(batch: &Batch) -> (Vec<Filled<'_>>, Filled<'_>) {

@@ -21,12 +21,31 @@ pub struct Standing {
     pub generation: u64,
     /// The last frame that Redis is known to cover.
     pub seq: u64,
+    /// The last frame of the log, as last seen.
+    pub head: u64,
+    /// When the last frame that was folded had been stored, by the log's clock.
+    pub stored: Option<Time>,
     /// Whether that is the whole log, as of the last turn.
     pub caught_up: bool,
     /// Whether another projector is at work instead.
     pub stands_by: bool,
     /// What keeps it from its work.
     pub trouble: Option<String>,
+}
+
+impl Standing {
+    /// Frames of the log that Redis does not cover yet, where its sequence has no holes.
+    pub fn lag_frames(&self) -> u64 {
+        self.head.saturating_sub(self.seq)
+    }
+
+    /// How far Redis is behind at `now`, in milliseconds; 0 where it is not.
+    pub fn lag_ms(&self, now: Time) -> u64 {
+        match self.stored {
+            Some(stored) if self.lag_frames() > 0 => now.ms_since(stored),
+            Some(_) | None => 0,
+        }
+    }
 }
 
 /// A projector and its log.
@@ -50,6 +69,9 @@ impl Projection {
     /// Does the next piece of work, and says how long to wait before the one after.
     pub fn turn(&mut self) -> Duration {
         let turned = self.projector.turn(&mut *self.log, Time::wall_clock());
+        if turned.is_err() {
+            self.projector.look_ahead(&mut *self.log);
+        }
         let before = self.standing.trouble.take();
         let (pause, trouble) = match &turned {
             Ok(Turn::Wrote) => (Duration::ZERO, None),
@@ -65,6 +87,8 @@ impl Projection {
         self.standing = Standing {
             generation: self.projector.generation(),
             seq: self.projector.seq(),
+            head: self.projector.head(),
+            stored: self.projector.stored(),
             caught_up: matches!(turned, Ok(Turn::CaughtUp)),
             stands_by: matches!(turned, Ok(Turn::StandsBy)),
             trouble,

@@ -156,12 +156,14 @@ CREATE TABLE quarantine (
     PRIMARY KEY (seq, line)
 );
 
--- One row a projection: the log position it covers, under which fold, and who may move it. `epoch` grows by one with
--- each projector that takes over; one that was overtaken finds another and stops.
+-- One row a projection: the log position it covers, under which fold, and who may move it. `frame_stored` is when the log
+-- stored the frame, in milliseconds since 1970: a log that lost its end may give the same place to the same bytes at
+-- another time. `epoch` grows by one with each projector that takes over; one that was overtaken finds another and stops.
 CREATE TABLE checkpoints (
     name         TEXT PRIMARY KEY,
     seq          BIGINT NOT NULL,
     frame_sum    TEXT NOT NULL,
+    frame_stored BIGINT NOT NULL,
     fold_version BIGINT NOT NULL,
     epoch        BIGINT NOT NULL
 );

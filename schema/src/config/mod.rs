@@ -24,6 +24,9 @@ use crate::secret::SecretRef;
 pub struct Config {
     /// Where to listen, `host:port`.
     pub listen: String,
+    /// How long a gateway that is asked to stop still takes requests, with `/readyz` red, so that balancers leave first; in
+    /// seconds.
+    pub notice_seconds: u32,
     /// How long open requests get to end when the gateway is asked to stop, in seconds.
     pub drain_seconds: u32,
     /// How long a client may say nothing in the middle of its body, or take nothing of its answer, in seconds.

@@ -13,6 +13,7 @@ use crate::secret::sum128;
 
 /// An hour is longer than any request may take.
 const DRAIN_SECONDS: RangeInclusive<u32> = 0..=3600;
+const NOTICE_SECONDS: RangeInclusive<u32> = 0..=600;
 
 /// Settings that are read and checked but change nothing in this version; whoever brings one into force takes its line
 /// out. A line stands for everything under it; `[]` is any element.
@@ -73,6 +74,7 @@ fn config<'a>(reader: &'a Reader<'a>, root: &'a Node) -> Config {
     let listen = fields.field("listen").read(|text| value::listen(text).map(str::to_owned));
     let config = Config {
         listen: listen.unwrap_or("127.0.0.1:4000".to_owned()),
+        notice_seconds: fields.field("notice_seconds").number(NOTICE_SECONDS, 0),
         drain_seconds: fields.field("drain_seconds").number(DRAIN_SECONDS, 30),
         client_idle_seconds: fields.field("client_idle_seconds").number(settings::DEADLINE_SECONDS, 300),
         admin_token: fields.field("admin_token").secret(),

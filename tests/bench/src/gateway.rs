@@ -36,13 +36,24 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// The catalogue's revision in force, as `/readyz` tells it.
     pub(crate) async fn revision(&self) -> anyhow::Result<u64> {
+        let told = self.told().await?;
+        told["catalogue"]["revision"].as_u64().with_context(|| format!("no revision in {told}"))
+    }
+
+    /// Whether the shared state answers, as `/readyz` tells it.
+    pub(crate) async fn shares(&self) -> anyhow::Result<bool> {
+        let told = self.told().await?;
+        told["state"]["reachable"].as_bool().with_context(|| format!("no shared state in {told}"))
+    }
+
+    /// The detail of `/readyz`.
+    async fn told(&self) -> anyhow::Result<serde_json::Value> {
         let mut stream = TcpStream::connect(&self.address).await?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n").await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
         let (_, body) = answer.split_once("\r\n\r\n").context("the answer has no body")?;
-        let told: serde_json::Value = serde_json::from_str(body)?;
-        told["detail"]["catalogue"]["revision"].as_u64().with_context(|| format!("no revision in {body}"))
+        Ok(serde_json::from_str::<serde_json::Value>(body)?["detail"].take())
     }
 }
 
@@ -63,11 +74,30 @@ impl Gateways {
 
     /// Starts one gateway of many, over the log at the NATS server `url`, and brings the catalogue there before.
     pub(crate) async fn start_on(&self, url: &str, data: &str, upstreams: &[String]) -> anyhow::Result<Gateway> {
-        let secret = self.folder.path().join("caller.key");
-        let log = format!("log: {{ nats: ['{url}'], mib_max: 1024 }}\ndeployment_secret: file:{}\n", secret.display());
-        self.configure(&log, upstreams)?;
+        self.start_with(&self.log(url), data, upstreams).await
+    }
+
+    /// The same, with the shared state in the Redis at `redis`, for which a request waits so many milliseconds at most.
+    pub(crate) async fn start_sharing(
+        &self,
+        url: &str,
+        (redis, deadline_ms): (&str, u32),
+        data: &str,
+        upstreams: &[String],
+    ) -> anyhow::Result<Gateway> {
+        let state = format!("state: {{ redis: '{redis}', read_deadline_ms: {deadline_ms} }}\n");
+        self.start_with(&(self.log(url) + &state), data, upstreams).await
+    }
+
+    async fn start_with(&self, stores: &str, data: &str, upstreams: &[String]) -> anyhow::Result<Gateway> {
+        self.configure(stores, upstreams)?;
         self.apply().await?;
         self.run("gateway", data).await
+    }
+
+    fn log(&self, url: &str) -> String {
+        let secret = self.folder.path().join("caller.key");
+        format!("log: {{ nats: ['{url}'], mib_max: 1024 }}\ndeployment_secret: file:{}\n", secret.display())
     }
 
     /// Brings the catalogue in the log to what the configuration says.
@@ -93,8 +123,8 @@ impl Gateways {
         self.folder.path().join("waybill.yaml")
     }
 
-    fn configure(&self, log: &str, upstreams: &[String]) -> anyhow::Result<()> {
-        let text = log.to_owned() + &yaml(upstreams, &self.folder.path().join("caller.key"));
+    fn configure(&self, stores: &str, upstreams: &[String]) -> anyhow::Result<()> {
+        let text = stores.to_owned() + &yaml(upstreams, &self.folder.path().join("caller.key"));
         Ok(std::fs::write(self.config(), text)?)
     }
 

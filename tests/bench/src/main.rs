@@ -9,6 +9,7 @@ mod cache;
 mod draws;
 mod facts;
 mod floor;
+mod frozen;
 mod gate;
 mod gateway;
 mod live;
@@ -55,6 +56,8 @@ enum Command {
     Batch(Where),
     /// Pages of sessions and rounds over a million requests, on both stores, and by which plans
     Audit(Where),
+    /// What chats wait for a Redis that is frozen, beside one that is well
+    Frozen(Where),
     /// A short replay through a real gateway over simulated providers
     Live(Where),
     /// A bare pass-through to UPSTREAM
@@ -96,6 +99,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Facts(place) => guarded(facts::run(&place.waybill))?,
         Command::Batch(place) => guarded(batch::run(&place.waybill))?,
         Command::Audit(_) => audit::run()?,
+        Command::Frozen(place) => guarded(frozen::run(&place.waybill))?,
         Command::All(place) => all(&place)?,
     };
     println!();
@@ -115,6 +119,8 @@ fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
     gates.extend(guarded(batch::run(&place.waybill))?);
     println!();
     gates.extend(audit::run()?);
+    println!();
+    gates.extend(guarded(frozen::run(&place.waybill))?);
     Ok(gates)
 }
 

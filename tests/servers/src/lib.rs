@@ -8,6 +8,7 @@
 //! Modules in reading order:
 
 pub mod disk;
+pub mod haproxy;
 pub mod nats;
 pub mod postgres;
 pub mod redis;

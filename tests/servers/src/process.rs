@@ -66,11 +66,26 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `binary`, whose output goes to the end of the file `log`.
     pub(crate) fn start<S: AsRef<OsStr>>(binary: &Path, args: &[S], log: &Path) -> Result<Self, StartError> {
+        Self::start_with(binary, args, &[], log)
+    }
+
+    /// The same with further variables in its environment.
+    pub(crate) fn start_with<S: AsRef<OsStr>>(
+        binary: &Path,
+        args: &[S],
+        env: &[(String, String)],
+        log: &Path,
+    ) -> Result<Self, StartError> {
         let failed = |error| StartError::Run(binary.to_owned(), error);
         let output = File::options().create(true).append(true).open(log).map_err(failed)?;
         let errors = output.try_clone().map_err(failed)?;
         let mut command = Command::new(binary);
-        command.args(args).stdin(Stdio::null()).stdout(output).stderr(errors);
+        command
+            .args(args)
+            .envs(env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors);
         Ok(Self { child: command.spawn().map_err(failed)?, log: log.to_owned() })
     }
 

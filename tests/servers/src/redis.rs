@@ -128,6 +128,14 @@ impl Redis {
         assert!(crate::process::answers(self.port, b"FLUSHALL\r\n", b"+OK"), "the server does not forget");
     }
 
+    /// Ends every client's connection but the one that asks for it.
+    ///
+    /// # Panics
+    /// Where it does not say that it has.
+    pub fn drop_clients(&self) {
+        assert!(crate::process::answers(self.port, b"CLIENT KILL TYPE normal\r\n", b":"), "the clients stay");
+    }
+
     /// Cuts `bytes` off the end of the file of commands that a killed server left, all of it where it is shorter.
     ///
     /// # Panics
