@@ -16,7 +16,7 @@ use waybill_events::shipper::{Progress, Shipper};
 use waybill_events::spool::{self, Orphans, Spool};
 use waybill_events::sqlite::SqliteLog;
 use waybill_gateway::ledger::Ledger;
-use waybill_gateway::shared::InProcess;
+use waybill_gateway::shared::embedded::Embedded as EmbeddedState;
 use waybill_gateway::vault::Shelf;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
@@ -97,7 +97,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
         follower,
         watch,
         copy: None,
-        shared: Shared::InProcess(InProcess::Alone),
+        shared: Shared::Embedded(EmbeddedState::open(&data::log_file(&data), WriterId::from(WRITER))?),
         more,
         shelf: Shelf::file(&data::vault_file(&data))?,
         spending: spending::Store::embedded(&data)?,

@@ -21,6 +21,7 @@ use waybill_schema::id::{AffinityKey, DeploymentId, ModelName, RequestId, Revisi
 use waybill_schema::redis::{self, CLAIM_MS, Pin};
 use waybill_schema::time::Time;
 
+use crate::continuation::{Hold, Kept, Made, Seal};
 use crate::ledger::Sight;
 use crate::proxy::Gateway;
 use crate::serving::Serving;
@@ -36,6 +37,10 @@ pub struct Flight {
     request: RequestId,
     context: Context,
     rights: Rights,
+    /// What keeps the request at one owner.
+    hold: Option<Hold>,
+    /// What the upstream keeps of it.
+    kept: Kept,
     begun: Instant,
     /// Whether gateways can see each other's records for this request; unknown before it has asked.
     view: Option<View>,
@@ -75,6 +80,17 @@ pub struct Learnt {
     pub usage: Usage,
     /// The model that the upstream says it served.
     pub served_model: Option<String>,
+    /// The response, where the upstream gave it an id.
+    pub response: Option<Seen>,
+}
+
+/// A response as its upstream spoke of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The upstream's id.
+    pub id: Box<str>,
+    /// Whether it has come to its end.
+    pub ended: bool,
 }
 
 /// How a request ended for its client.
@@ -103,6 +119,10 @@ pub struct Departure {
     pub context: Context,
     /// What the caller may ask for.
     pub rights: Rights,
+    /// What keeps it at one owner, where something does.
+    pub hold: Option<Hold>,
+    /// What the upstream keeps of it.
+    pub kept: Kept,
     /// When its first byte was read.
     pub begun: Instant,
 }
@@ -110,10 +130,8 @@ pub struct Departure {
 impl Flight {
     /// Begins.
     pub fn new(departure: Departure) -> Self {
-        let Departure { gateway, serving, pool, request, context, rights, begun } = departure;
+        let Departure { gateway, serving, pool, request, context, rights, hold, kept, begun } = departure;
         gateway.metrics.in_flight.inc();
-        let (view, base, open, last_class) = (None, None, None, None);
-        let (sends, deposit, landed) = (0, None, false);
         Self {
             gateway,
             serving,
@@ -121,14 +139,17 @@ impl Flight {
             request,
             context,
             rights,
+            // One that is held claims nothing and follows no affinity.
+            view: hold.is_some().then_some(View::Clear),
+            hold,
+            kept,
             begun,
-            view,
-            base,
-            sends,
-            open,
-            last_class,
-            deposit,
-            landed,
+            base: None,
+            sends: 0,
+            open: None,
+            last_class: None,
+            deposit: None,
+            landed: false,
         }
     }
 
@@ -148,7 +169,7 @@ impl Flight {
     }
 
     /// Takes over an `Idempotency-Key`, whose outcome is this request's.
-    pub(crate) fn hold(&mut self, deposit: Deposit) {
+    pub(crate) fn answers_for(&mut self, deposit: Deposit) {
         self.deposit = Some(deposit);
     }
 
@@ -165,6 +186,27 @@ impl Flight {
     /// The first-token deadline of the request's route, in seconds, where it has one of its own.
     pub fn first_token_seconds(&self) -> Option<u32> {
         self.pool.route.first_token_seconds
+    }
+
+    /// Whether it may not be sent without a record of it.
+    pub fn is_strict(&self) -> bool {
+        self.kept.is_strict()
+    }
+
+    /// What keeps it at one owner.
+    pub fn hold(&self) -> Option<&Hold> {
+        self.hold.as_ref()
+    }
+
+    /// What chooses among a channel's credentials: what an upstream keeps belongs to the one that it was made with, so a
+    /// response's session does; elsewhere a prompt cache does, and so what a session sticks by.
+    pub fn spread(&self) -> &str {
+        match (&self.hold, self.context.endpoint, &self.context.sticky) {
+            (Some(hold), ..) => hold.owner.session.as_str(),
+            (None, Endpoint::Responses, _) => self.context.session.as_str(),
+            (None, _, Some(sticky)) => sticky.key.as_str(),
+            (None, _, None) => self.request.as_str(),
+        }
     }
 
     /// Where the open send went.
@@ -197,7 +239,12 @@ impl Flight {
             Ok(chosen) => chosen,
             Err(choice) => return Err(Box::new((search, choice))),
         };
-        self.base = if claim { revision } else { base.or(self.base.take()) };
+        self.base = match () {
+            // A continuation moves no session: it renews the affinity of where it goes, or makes one where there is none.
+            () if self.hold.is_some() => None,
+            () if claim => revision,
+            () => base.or(self.base.take()),
+        };
         self.opened(place.clone());
         Ok((search.take(place.deployment.clone()), place))
     }
@@ -216,6 +263,19 @@ impl Flight {
         }
     }
 
+    /// Notes the id of a response that is being made, so that requests about it find their way.
+    pub fn saw(&mut self, id: &str) {
+        let seen = Seen { id: id.into(), ended: false };
+        let events = self.ownerships(Some(&seen));
+        self.gateway.ledger.note(Time::wall_clock(), events);
+    }
+
+    /// What must have come about before the last bytes go out: that who owns the response is on the disk, and shown to
+    /// others. Nothing where the upstream keeps nothing.
+    pub fn seal(&mut self) -> Option<Seal> {
+        Seal::of(self.gateway.clone(), self.kept.take_unsealed())
+    }
+
     /// Notes that the open send failed.
     pub fn failed(&mut self, verdict: &Verdict, learnt: Learnt) {
         if let Some(attempt) = self.close(verdict, learnt) {
@@ -227,10 +287,12 @@ impl Flight {
     /// before its last bytes go out.
     pub fn succeeded(&mut self, class: Class, learnt: Learnt, status: u16) {
         let place = self.place().cloned();
+        let ownerships = self.ownerships(learnt.response.as_ref());
         let effect = if self.is_auxiliary() { Effect::None } else { Effect::Recover };
         let verdict = Verdict::ended(class, effect);
         let mut events: Vec<Event> = self.close(&verdict, learnt).into_iter().collect();
         events.extend(place.as_ref().and_then(|place| self.preference(place)));
+        events.extend(ownerships);
         self.land(events, Landing { outcome: Outcome::Success, status: Some(status), code: None });
     }
 
@@ -351,12 +413,32 @@ impl Flight {
 
     /// S3.11: the first request of a key without a live record claims it. Auxiliary calls bind nothing.
     fn claims(&self, choice: &Choice) -> bool {
-        self.sends == 0 && choice.affinity == Affinity::Absent && !self.is_auxiliary()
+        let free = self.hold.is_none() && !self.is_auxiliary();
+        self.sends == 0 && choice.affinity == Affinity::Absent && free
     }
 
-    /// Counting tokens follows its session's deployment, but says nothing about health and binds nothing (PITFALLS H13).
+    /// Counting tokens follows its session's deployment, but says nothing about health and binds nothing (PITFALLS H13);
+    /// nor does a request about a response that is there.
     fn is_auxiliary(&self) -> bool {
-        self.context.endpoint == Endpoint::CountTokens
+        self.context.endpoint == Endpoint::CountTokens || self.is_errand()
+    }
+
+    fn is_errand(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.errand.is_some())
+    }
+
+    /// Who owns what the upstream keeps of the request, as of what was `seen` of the response.
+    fn ownerships(&mut self, seen: Option<&Seen>) -> Vec<Event> {
+        let (Some(Open { place, .. }), Some(seen)) = (&self.open, seen) else { return Vec::new() };
+        let made = Made {
+            secret: &self.gateway.secret,
+            request: &self.request,
+            context: &self.context,
+            hold: self.hold.as_ref(),
+            place,
+            connection: self.serving.catalogue.connection(&place.channel.id).unwrap_or(0),
+        };
+        self.kept.facts(&made, seen).into_iter().map(|fact| Event::Ownership(Box::new(fact))).collect()
     }
 
     fn opened(&mut self, place: Place) {
@@ -367,6 +449,7 @@ impl Flight {
     fn selection(&self, place: &Place, reason: Reason, choice: Option<Choice>) -> Selection {
         let first = self.sends == 0;
         let reason = match reason {
+            Reason::Draw | Reason::Affinity if self.hold.is_some() => Reason::Owner,
             Reason::Draw if !first => Reason::Next,
             Reason::Draw if self.agreed().is_some() => Reason::Rendezvous,
             other => other,
@@ -392,6 +475,8 @@ impl Flight {
         self.gateway.limits.used(&self.rights, &learnt.usage, Time::wall_clock());
         let protected = self.serving.config.health.enabled && !self.is_auxiliary();
         let thresholds = self.serving.thresholds(&self.pool.group);
+        // What a response cost is on record with the request that made it.
+        let usage = if self.is_errand() { Usage::default() } else { learnt.usage };
         Some(Event::Attempt(Box::new(Attempt {
             request: self.request.clone(),
             attempt: self.sends,
@@ -403,8 +488,8 @@ impl Flight {
             status: learnt.status,
             latency_ms: millis(open.sent),
             first_token_ms: open.first_token_ms,
-            usage: learnt.usage,
-            cost_nano: cost_nano(&open.place, &learnt.usage, verdict.class),
+            cost_nano: cost_nano(&open.place, &usage, verdict.class),
+            usage,
             retry_after_ms: verdict.retry_after_ms,
             served_model: learnt.served_model,
             effect: if protected { verdict.effect } else { Effect::None },

@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep};
 use waybill_routing::classify::{self, Transport, Verdict};
 use waybill_routing::dispatch::{Committed, Replay};
 use waybill_routing::form::{Form, Watch};
-use waybill_routing::request::{BadBody, Inbound};
+use waybill_routing::request::BadBody;
 use waybill_schema::event::{Class, Effect, Endpoint, Outcome};
 
 use crate::body::REQUEST_BYTES_MAX;
@@ -34,7 +34,7 @@ use crate::vault::Gathering;
 pub const FORM_HEAD_BYTES_MAX: usize = 1 << 20;
 
 /// Whether a request may be made again after a failure (S2.11; DESIGN.md section 10).
-pub(crate) fn replay(inbound: &Inbound<'_>, endpoint: Endpoint, asked: Repeats) -> Replay {
+pub(crate) fn replay(endpoint: Endpoint, asked: Repeats) -> Replay {
     let unless_asked = if asked.by_key { Replay::Free } else { Replay::RefusedOnly };
     match endpoint {
         _ if asked.body_passes => Replay::Never,
@@ -46,7 +46,8 @@ pub(crate) fn replay(inbound: &Inbound<'_>, endpoint: Endpoint, asked: Repeats) 
         | Endpoint::Music
         | Endpoint::Moderations
         | Endpoint::Rerank => unless_asked,
-        Endpoint::Responses if inbound.background || asked.responses_once => Replay::RefusedOnly,
+        _ if asked.held => Replay::RefusedOnly,
+        Endpoint::Responses if asked.responses_once => Replay::RefusedOnly,
         Endpoint::Chat
         | Endpoint::Responses
         | Endpoint::Messages
@@ -63,6 +64,8 @@ pub(crate) struct Repeats {
     pub(crate) by_key: bool,
     /// The body passes as it comes, and is gone once it is sent.
     pub(crate) body_passes: bool,
+    /// It goes on from what one owner holds, or asks for what is made in the background.
+    pub(crate) held: bool,
     /// Responses are sent once (`retry.responses_single_send`).
     pub(crate) responses_once: bool,
 }

@@ -12,20 +12,20 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time::Instant;
-use waybill_routing::classify::{self, Transport};
+use waybill_routing::classify::{self, Transport, Verdict};
 use waybill_routing::dispatch::{self, End, Limits, Next, Search};
-use waybill_routing::observe::{self, Frame};
+use waybill_routing::observe::{self, Frame, Terminal};
 use waybill_routing::request::Inbound;
 use waybill_routing::select;
 use waybill_schema::catalogue::Place;
 use waybill_schema::config::AllCooling;
-use waybill_schema::event::{Choice, Class, Endpoint, Exclusion, Outcome};
+use waybill_schema::event::{Choice, Class, Effect, Endpoint, Exclusion, Outcome};
 use waybill_schema::id::ModelName;
 use waybill_schema::time::Time;
 
 use crate::answer::{self, Body, Marks, full};
 use crate::failure::{Failure, Shown, show_error};
-use crate::flight::{Flight, Landing, Learnt};
+use crate::flight::{Flight, Landing, Learnt, Seen};
 use crate::gate::{self, Filled, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
@@ -62,7 +62,7 @@ enum Answer {
 impl Journey<'_> {
     /// Sends until there is an answer or nothing left to try, and answers the client.
     pub(crate) async fn travel(mut self, mut flight: Flight) -> Response<Body> {
-        let mut search = dispatch::begin(self.limits());
+        let mut search = dispatch::begin(self.limits(&flight));
         let mut failure: Option<Failure> = None;
         loop {
             let (attempt, place) = match self.choose(&mut flight, search).await {
@@ -71,7 +71,7 @@ impl Journey<'_> {
             };
             match self.send_here(&mut flight, attempt, place).await {
                 Ok((attempt, answer)) => {
-                    let response = self.commit(flight, attempt, answer);
+                    let response = self.commit(flight, attempt, answer).await;
                     together().await;
                     self.gateway.ledger.flush();
                     return response;
@@ -88,22 +88,24 @@ impl Journey<'_> {
         }
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, flight: &Flight) -> Limits {
+        let (held, strict) = (flight.hold().is_some(), flight.is_strict());
         let retry = &self.arrived.serving.config.retry;
         Limits {
             max_attempts: retry.max_attempts,
-            retry_times: if retry.cross_channel { retry.retry_times } else { 0 },
+            retry_times: if retry.cross_channel && !held { retry.retry_times } else { 0 },
             sends_max: retry.sends_max,
             backoff_ms: u64::from(retry.backoff_ms),
             deadline: Time::wall_clock().plus_ms(millis_until(self.deadline)),
-            replay: gate::replay(&self.inbound, self.arrived.endpoint, self.repeats()),
+            replay: gate::replay(self.arrived.endpoint, self.repeats(held || strict)),
         }
     }
 
-    fn repeats(&self) -> Repeats {
+    fn repeats(&self, held: bool) -> Repeats {
         Repeats {
             by_key: self.arrived.headers.contains_key("idempotency-key"),
             body_passes: self.arrived.form.as_ref().is_some_and(Filled::passes),
+            held,
             responses_once: self.arrived.serving.config.retry.responses_single_send,
         }
     }
@@ -111,7 +113,9 @@ impl Journey<'_> {
     /// Chooses; where every candidate cools and the setting says so, waits for the soonest and chooses once more.
     async fn choose(&self, flight: &mut Flight, search: Search) -> Result<(dispatch::Attempt, Place), Choice> {
         let all_cooling = self.arrived.serving.config.retry.all_cooling;
-        let (search, choice) = match flight.choose(search, all_cooling == AllCooling::BestEffort).await {
+        // What is asked of a response is no work for its member.
+        let errand = flight.hold().is_some_and(|hold| hold.errand.is_some());
+        let (search, choice) = match flight.choose(search, errand || all_cooling == AllCooling::BestEffort).await {
             Ok(chosen) => return Ok(chosen),
             Err(refused) => *refused,
         };
@@ -152,21 +156,26 @@ impl Journey<'_> {
     }
 
     async fn send(&mut self, flight: &mut Flight, place: &Place) -> Result<Answer, Failure> {
-        let spread = flight.context().sticky.as_ref().map_or(flight.request().as_str(), |sticky| sticky.key.as_str());
+        let errand = flight.hold().and_then(|hold| hold.errand.as_ref());
         let send = Send {
             endpoint: self.arrived.endpoint,
+            errand,
             place,
             group: &flight.context().group,
             headers: &self.arrived.headers,
             query: self.arrived.query.as_deref(),
-            credential: self.arrived.serving.credential(&place.channel.id, spread.as_bytes()),
+            credential: self.arrived.serving.credential(&place.channel.id, flight.spread().as_bytes()),
         };
-        let request = send.request(self.outgoing(&place.upstream_model));
+        let body = if errand.is_some() { Bytes::new().into() } else { self.outgoing(&place.upstream_model) };
+        let request = send.request(body);
         let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
         let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
             together().await;
             self.gateway.ledger.flush();
+            if flight.is_strict() && !self.gateway.ledger.records() {
+                return Err(Failure::unrecorded());
+            }
             let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
@@ -209,7 +218,7 @@ impl Journey<'_> {
     async fn read(&self, flight: &mut Flight, response: Response<Incoming>) -> Result<Answer, Failure> {
         let (head, body) = response.into_parts();
         if !head.status.is_success() {
-            return Err(self.read_error(head, body).await);
+            return Err(self.read_error(flight, head, body).await);
         }
         if self.arrived.endpoint.is_native() && !answer::is_json(&head.headers) {
             return self.pass(flight, head, body).await;
@@ -218,6 +227,7 @@ impl Journey<'_> {
         match (self.inbound.stream, streams) {
             (true, true) => self.open_stream(flight, head.headers, body).await,
             (false, true) => Err(Failure::transport(Transport::Malformed)),
+            (_, false) if flight.hold().is_some_and(|hold| hold.errand.is_some()) => self.read_kept(head, body).await,
             (_, false) => self.read_whole(head, body).await,
         }
     }
@@ -243,12 +253,16 @@ impl Journey<'_> {
         }
     }
 
-    async fn read_error(&self, head: http::response::Parts, body: Incoming) -> Failure {
+    async fn read_error(&self, flight: &Flight, head: http::response::Parts, body: Incoming) -> Failure {
         let body =
             Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|whole| whole.to_bytes()).unwrap_or_default();
         let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
         let now = Time::wall_clock();
-        let verdict = classify::head(self.arrived.endpoint, head.status.as_u16(), &header, &body, now);
+        let mut verdict = classify::head(self.arrived.endpoint, head.status.as_u16(), &header, &body, now);
+        // The model was served there: what is not found is the response, which has expired.
+        if flight.hold().is_some() && head.status == StatusCode::NOT_FOUND {
+            verdict = Verdict::ended(Class::CallerError, Effect::None);
+        }
         Failure {
             shown: show_error(head.status, &head.headers, body, &verdict),
             learnt: Learnt { status: Some(head.status.as_u16()), ..Learnt::default() },
@@ -279,8 +293,24 @@ impl Journey<'_> {
         };
         let Some(class) = class_of(whole.terminal) else { return Err(fault(Transport::Cut)) };
         let served_model = whole.served_model.map(|model| model.as_str().to_owned());
-        let learnt = Learnt { status, usage: whole.usage, served_model };
+        let ended = whole.terminal != Terminal::Pending;
+        let response = whole.response_id.map(|id| Seen { id, ended });
+        let learnt = Learnt { status, usage: whole.usage, served_model, response };
         Ok(Answer::Whole { status: head.status, headers: head.headers, body, class, learnt })
+    }
+
+    /// Reads what an upstream says of a response that it keeps, whatever that is.
+    async fn read_kept(&self, head: http::response::Parts, body: Incoming) -> Result<Answer, Failure> {
+        let status = Some(head.status.as_u16());
+        let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
+        let whole = observe::json(self.arrived.endpoint, &body).ok();
+        let response = whole.and_then(|whole| {
+            let ended = whole.terminal != Terminal::Pending;
+            whole.response_id.map(|id| Seen { id, ended })
+        });
+        let learnt = Learnt { status, response, ..Learnt::default() };
+        Ok(Answer::Whole { status: head.status, headers: head.headers, body, class: Class::Success, learnt })
     }
 
     /// Holds the stream back until its first meaningful frame: until then another deployment may still answer.
@@ -300,6 +330,11 @@ impl Journey<'_> {
                 Err(_) => break Failure::transport(Transport::Cut),
             };
             match passed.frame {
+                // What is made in the background is accepted once it has an id, and may take long to say something.
+                Frame::Lifecycle if self.inbound.background && feed.response_id().is_some() => {
+                    ready.push_back(passed.bytes);
+                    return Ok(Answer::Stream { headers, feed, ready, ended: None });
+                }
                 Frame::Lifecycle | Frame::UsageOnly => ready.push_back(passed.bytes),
                 Frame::Meaningful => {
                     ready.push_back(passed.bytes);
@@ -321,7 +356,7 @@ impl Journey<'_> {
     }
 
     /// From here the client has its answer, and only its end is open.
-    fn commit(&self, mut flight: Flight, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
+    async fn commit(&self, mut flight: Flight, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
         let committed = attempt.commit();
         let place = flight.place().cloned();
         let marks = |flight: &Flight, headers: &mut HeaderMap| {
@@ -334,10 +369,12 @@ impl Journey<'_> {
                     deposit.keep(status, headers.get(CONTENT_TYPE), &body);
                 }
                 flight.succeeded(class, learnt, status.as_u16());
+                let owned = sealed(&mut flight).await;
                 let mut response = Response::new(full(body));
                 *response.status_mut() = status;
                 *response.headers_mut() = answer::passed_on(&headers);
                 marks(&flight, response.headers_mut());
+                mark_unowned(owned, response.headers_mut());
                 response
             }
             Answer::Passing { status, headers, first, body } => {
@@ -353,10 +390,16 @@ impl Journey<'_> {
             Answer::Stream { headers, feed, ready, ended } => {
                 let mut passed = answer::passed_on(&headers);
                 marks(&flight, &mut passed);
+                if let Some(id) = feed.response_id() {
+                    flight.saw(id);
+                }
+                // What goes on in the background can be asked for, and must be found, from now on.
+                let owned = if self.inbound.background { sealed(&mut flight).await } else { true };
+                mark_unowned(owned, &mut passed);
                 let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
                 let mut relay = Relay::new(*feed, flight, committed, ready, idle);
                 if let Some(class) = ended {
-                    relay.complete(class);
+                    relay.complete_with_last(class);
                 }
                 let mut response = Response::new(Body::Relay(Box::new(relay)));
                 *response.headers_mut() = passed;
@@ -401,7 +444,12 @@ impl Journey<'_> {
         if let Some(failure) = failure {
             return self.give_up(flight, failure, End::Exhausted);
         }
-        self.refuse(flight, &no_route(self.arrived.endpoint, choice))
+        let refusal = match flight.hold() {
+            // Nobody knows when, or whether, the owner comes back.
+            Some(hold) if select::soonest(choice).is_none() => hold.gone(),
+            Some(_) | None => no_route(self.arrived.endpoint, choice),
+        };
+        self.refuse(flight, &refusal)
     }
 
     /// Gives an answer that was given before; nobody is called.
@@ -435,6 +483,20 @@ impl Journey<'_> {
             deployment,
         };
         marks.set(headers);
+    }
+}
+
+/// Waits until who owns the response is on the disk; whether it is.
+async fn sealed(flight: &mut Flight) -> bool {
+    match flight.seal() {
+        Some(seal) => seal.await,
+        None => true,
+    }
+}
+
+fn mark_unowned(owned: bool, headers: &mut HeaderMap) {
+    if !owned {
+        headers.insert("x-waybill-owned", HeaderValue::from_static("false"));
     }
 }
 

@@ -9,6 +9,7 @@ pub mod limits;
 pub mod guardrail;
 pub mod gate;
 pub mod vault;
+pub mod continuation;
 pub mod journey;
 pub mod failure;
 pub mod flight;

@@ -14,12 +14,13 @@ use waybill_routing::session::{self, Identity, Signals, Whose};
 use waybill_schema::catalogue::terms::Rights;
 use waybill_schema::catalogue::{Key, Pool};
 use waybill_schema::event::{Context, Endpoint};
-use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId};
+use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId, SessionId};
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
 use crate::answer::{self, Body};
 use crate::body;
+use crate::continuation::{self, Tie};
 use crate::flight::{Departure, Flight};
 use crate::gate::{self, Filled, Gathered};
 use crate::guardrail::Subject;
@@ -30,7 +31,7 @@ use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::SharedState;
-use crate::upstream::Upstream;
+use crate::upstream::{Errand, Upstream};
 use crate::vault::{Claim, Vault};
 
 /// The data plane.
@@ -69,13 +70,21 @@ pub(crate) struct Arrived {
     pub(crate) begun: Instant,
 }
 
-/// Answers one request to an endpoint of a dialect.
-pub async fn handle(gateway: Arc<Gateway>, endpoint: Endpoint, request: http::Request<Incoming>) -> Response<Body> {
+/// Answers one request to an endpoint of a dialect, or about a response that was made there.
+pub async fn handle(
+    gateway: Arc<Gateway>,
+    endpoint: Endpoint,
+    errand: Option<Errand>,
+    request: http::Request<Incoming>,
+) -> Response<Body> {
     let begun = Instant::now();
     let id = RequestId::new(uuid::Uuid::now_v7().to_string());
     let answered = match arrive(&gateway, endpoint, request, id.clone(), begun).await {
         Ok(arrived) => {
-            let answered = serve(&gateway, &arrived).await;
+            let answered = match errand {
+                None => serve(&gateway, &arrived).await,
+                Some(errand) => continuation::ask(&gateway, &arrived, errand).await,
+            };
             if let Some(unread) = arrived.form.as_ref().and_then(Filled::unread) {
                 body::discard(unread).await;
             }
@@ -150,7 +159,9 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     let (group, model) = destination(arrived, &inbound)?;
     let rights = arrived.serving.catalogue.rights(&arrived.key);
     let pool = arrived.serving.catalogue.pool(&group, model).ok_or_else(|| unknown(&rights, model))?;
-    let context = context(gateway, arrived, &inbound, &pool, model)?;
+    let tie = Tie::find(gateway, arrived, &inbound, model).await?;
+    let pool = tie.narrow(pool, &arrived.serving.catalogue)?;
+    let context = context(gateway, arrived, &inbound, &pool, model, tie.parent())?;
     let mut flight = Flight::new(Departure {
         gateway: gateway.clone(),
         serving: arrived.serving.clone(),
@@ -158,6 +169,8 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
         request: arrived.request.clone(),
         context,
         rights,
+        hold: tie.hold,
+        kept: tie.kept,
         begun: arrived.begun,
     });
     let deadline = Instant::now() + Duration::from_secs(arrived.serving.config.retry.timeout_seconds.into());
@@ -169,7 +182,7 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     };
     match claimed {
         Ok(None) => {}
-        Ok(Some(Claim::Taken(deposit))) => flight.hold(deposit),
+        Ok(Some(Claim::Taken(deposit))) => flight.answers_for(deposit),
         Ok(Some(Claim::Done(kept))) => return Ok(journey.repeat(flight, kept)),
         Err(refusal) => return Ok(journey.refuse(flight, &refusal)),
     }
@@ -233,6 +246,7 @@ fn context(
     inbound: &Inbound<'_>,
     pool: &Pool,
     model: &str,
+    parent: Option<&SessionId>,
 ) -> Result<Context, Refusal> {
     let Arrived { endpoint, key, serving, .. } = arrived;
     let scope = ScopeId::new(key.id.as_str());
@@ -243,6 +257,7 @@ fn context(
             secret: &gateway.secret,
             headers: &|name| arrived.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(),
             aliases: &serving.config.session.aliases,
+            parent,
             fresh: &fresh,
         },
         inbound,

@@ -32,6 +32,7 @@ use crate::answer::{Body, full};
 use crate::models;
 use crate::proxy::{self, Gateway};
 use crate::refusal::Refusal;
+use crate::upstream::Errand;
 
 /// How long a client may take to send its request head, in seconds.
 const HEAD_SECONDS: u64 = 30;
@@ -141,7 +142,7 @@ struct Door {
 /// Leads a request on. Those to a dialect, which are nearly all, go straight to the proxy; axum leads to the rest.
 async fn lead(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let mut response = match dialect(&request) {
-        Some(endpoint) => proxy::handle(door.gateway.clone(), endpoint, request).await,
+        Some((endpoint, errand)) => proxy::handle(door.gateway.clone(), endpoint, errand, request).await,
         None => {
             let Ok(page) = door.pages.clone().oneshot(request.map(axum::body::Body::new)).await;
             page.map(Body::Page)
@@ -151,10 +152,15 @@ async fn lead(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Bo
     Ok(response)
 }
 
-/// The endpoint that a request is for.
-fn dialect(request: &Request<Incoming>) -> Option<Endpoint> {
-    let path = request.uri().path().strip_prefix(API).filter(|_| request.method() == Method::POST)?;
-    Endpoint::ALL.into_iter().find(|endpoint| endpoint.path() == path)
+/// The endpoint that a request is for, and what it asks of a response that was made there.
+fn dialect(request: &Request<Incoming>) -> Option<(Endpoint, Option<Errand>)> {
+    let path = request.uri().path().strip_prefix(API)?;
+    let of_response = path.strip_prefix(Endpoint::Responses.path()).and_then(|path| path.strip_prefix('/'));
+    if let Some(response) = of_response {
+        return Some((Endpoint::Responses, Some(Errand::read(request.method(), response)?)));
+    }
+    let endpoint = Endpoint::ALL.into_iter().find(|endpoint| endpoint.path() == path)?;
+    (request.method() == Method::POST).then_some((endpoint, None))
 }
 
 /// Where the endpoints' paths begin.
@@ -170,6 +176,7 @@ fn pages(house: Arc<House>) -> Router {
         pages.route(&format!("{API}{}", endpoint.path()), page)
     });
     dialects
+        .route("/v1/responses/{*response}", options(preflight))
         .route("/v1/models", get(list_models).options(preflight))
         .route("/v1/models/{*model}", get(one_model).options(preflight))
         .route("/debug/state-digest", get(state_digest))
@@ -197,7 +204,7 @@ async fn preflight() -> Response<axum::body::Body> {
     let mut response = Response::new(axum::body::Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, authorization"));
     response
 }

@@ -4,7 +4,8 @@
 pub const SQLITE_MIGRATIONS: &[(&str, &str)] = &[
     ("V1__log_and_usage", include_str!("../migrations/V1__log_and_usage.sql")),
     ("V2__sessions", include_str!("../migrations/V2__sessions.sql")),
-    ("V3__spending", include_str!("../migrations/V3__spending.sql")),
+    ("V3__response_owners", include_str!("../migrations/V3__response_owners.sql")),
+    ("V4__spending", include_str!("../migrations/V4__spending.sql")),
 ];
 
 /// The migrations of the Postgres schema [`POSTGRES_SCHEMA`].
@@ -15,7 +16,8 @@ pub const POSTGRES_MIGRATIONS: &[(&str, &str)] =
 pub const GENERATION_MIGRATIONS: &[(&str, &str)] = &[
     ("V1__usage_and_changes", include_str!("../migrations/generation/V1__usage_and_changes.sql")),
     ("V2__sessions", include_str!("../migrations/generation/V2__sessions.sql")),
-    ("V3__spending", include_str!("../migrations/generation/V3__spending.sql")),
+    ("V3__owner_key", include_str!("../migrations/generation/V3__owner_key.sql")),
+    ("V4__spending", include_str!("../migrations/generation/V4__spending.sql")),
 ];
 
 /// The Postgres schema that people and programs read: the list of generations, and views of the live one.

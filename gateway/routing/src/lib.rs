@@ -7,6 +7,7 @@ pub mod form;
 pub mod session;
 pub mod fingerprint;
 pub mod state;
+pub mod ownership;
 pub mod select;
 pub mod dispatch;
 pub mod rate;
