@@ -25,6 +25,7 @@ use waybill_gateway::proxy::Gateway;
 use waybill_gateway::server::{self, House, Readiness, Ready};
 use waybill_gateway::shared::redis::RedisState;
 use waybill_gateway::shared::{InProcess, SharedState};
+use waybill_gateway::traffic::Traffic;
 use waybill_gateway::upstream::Upstream;
 use waybill_schema::config::Config;
 use waybill_schema::event::{Alive, Epoch, Event, Started};
@@ -176,6 +177,7 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
         metrics: Metrics::default(),
         secret: parts.secret,
         shared,
+        traffic: Traffic::default(),
     });
     let following = Following::start(gateway.clone(), follower, parts.copy)?;
     let progress = shipper.progress().clone();

@@ -18,13 +18,14 @@ use waybill_schema::secret::DeploymentSecret;
 
 use crate::answer::{self, Body};
 use crate::body;
-use crate::flight::{Departure, Flight};
+use crate::flight::{Crossing, Departure, Flight};
 use crate::journey::Journey;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::SharedState;
+use crate::traffic::Traffic;
 use crate::upstream::Upstream;
 
 /// The data plane.
@@ -42,6 +43,8 @@ pub struct Gateway {
     pub secret: DeploymentSecret,
     /// What gateways know of each other.
     pub shared: Arc<dyn SharedState>,
+    /// What this gateway knows of its own sends.
+    pub traffic: Traffic,
 }
 
 /// A request with its body read and its caller known.
@@ -114,12 +117,15 @@ pub fn authenticate(serving: &Serving, headers: &HeaderMap) -> Result<Arc<Key>, 
 async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Body>, Refusal> {
     let inbound = request::parse(arrived.endpoint, &arrived.body)?;
     let (group, model) = destination(arrived, &inbound)?;
-    let pool = arrived.serving.catalogue.pool(&group, model).ok_or_else(|| Refusal::ModelNotFound(model.to_owned()))?;
+    let pool = arrived.serving.catalogue.asked(&arrived.key, &group, model);
+    let pool = pool.ok_or_else(|| Refusal::ModelNotFound(model.to_owned()))?;
     let context = context(gateway, arrived, &inbound, &pool, model)?;
     let flight = Flight::new(Departure {
         gateway: gateway.clone(),
         serving: arrived.serving.clone(),
+        key: arrived.key.clone(),
         pool,
+        crossing: crossing(&inbound),
         request: arrived.request.clone(),
         context,
         begun: arrived.begun,
@@ -128,10 +134,19 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     Ok(Journey { gateway, arrived, inbound, deadline, bodies: Vec::new() }.travel(flight).await)
 }
 
+/// S3.18, S3.19: a session's fallback model is only reused for a request that may be repeated.
+fn crossing(inbound: &Inbound<'_>) -> Crossing {
+    match (inbound.disable_fallbacks, inbound.background) {
+        (true, _) => Crossing::Never,
+        (false, true) => Crossing::AfterFailure,
+        (false, false) => Crossing::Free,
+    }
+}
+
 /// S1.4: the group of `X-Waybill-Group` or of a model written `group/model`, where the key allows it, else the key's.
 fn destination<'a>(arrived: &Arrived, inbound: &'a Inbound<'_>) -> Result<(GroupId, &'a str), Refusal> {
     let key = &arrived.key;
-    let allowed = |name: &str| std::iter::once(&key.group).chain(&key.groups).find(|group| group.as_str() == name);
+    let allowed = |name: &str| key.group_named(name);
     if let Some(named) = arrived.headers.get("x-waybill-group") {
         let named = named.to_str().unwrap_or_default();
         let group = allowed(named).ok_or_else(|| Refusal::GroupNotAllowed(named.to_owned()))?;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
+use waybill_routing::policy::Policy;
 use waybill_schema::catalogue::{Catalogue, Group, Key, Place, Status, StickyPolicy};
 use waybill_schema::config::Config;
 use waybill_schema::event::{KeyType, Thresholds};
-use waybill_schema::id::ChannelId;
+use waybill_schema::id::{ChannelId, KeyId};
 use waybill_schema::secret::SecretRef;
 
 const MS_PER_SECOND: u64 = 1000;
@@ -22,8 +23,11 @@ pub struct Serving {
     pub catalogue: Catalogue,
     /// The settings of this machine.
     pub config: Arc<Config>,
+    /// Whether some rule ranks by what is in flight, or how fast: only then is it counted.
+    pub watches_load: bool,
     callers: HashMap<[u8; 32], Arc<Key>>,
     credentials: HashMap<ChannelId, Vec<Credential>>,
+    policies: HashMap<KeyId, Arc<Policy>>,
 }
 
 /// A resolved upstream credential, ready to be sent; it is never logged.
@@ -80,7 +84,14 @@ impl Serving {
             let secrets = channel.api_keys.iter().filter_map(|key| fetch(format!("channel `{}`", channel.id), key));
             credentials.insert(channel.id.clone(), secrets.filter_map(|secret| Credential::new(&secret)).collect());
         }
-        (Self { catalogue, config, callers, credentials }, unresolved)
+        let policies = policies(&catalogue);
+        let watches_load = policies.values().any(|policy| policy.watches_load());
+        (Self { catalogue, config, watches_load, callers, credentials, policies }, unresolved)
+    }
+
+    /// The policy of a key, where a template is bound to it (S3.10).
+    pub fn policy(&self, key: &KeyId) -> Option<&Arc<Policy>> {
+        self.policies.get(key)
     }
 
     /// The caller whose secret this is. The lookup is by digest: it takes no longer for a nearly right secret.
@@ -142,6 +153,16 @@ impl Credential {
         };
         Some(Self { bearer: sensitive(&format!("Bearer {secret}"))?, plain: sensitive(secret)? })
     }
+}
+
+/// The policies by key; keys of one template share one.
+fn policies(catalogue: &Catalogue) -> HashMap<KeyId, Arc<Policy>> {
+    let mut compiled: HashMap<_, Arc<Policy>> = HashMap::new();
+    let mut policy = |(key, template): (&KeyId, &Arc<waybill_schema::catalogue::Template>)| {
+        let policy = compiled.entry(template.id.clone()).or_insert_with(|| Arc::new(Policy::of(template)));
+        (key.clone(), policy.clone())
+    };
+    catalogue.templates.iter().map(&mut policy).collect()
 }
 
 fn digest(bytes: &[u8]) -> [u8; 32] {

@@ -4,7 +4,7 @@
 
 pub mod reference;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -309,6 +309,18 @@ pub struct Key {
     pub expose_route: bool,
 }
 
+impl Key {
+    /// The group of this name, where the key reaches it (S1.4).
+    pub fn group_named(&self, name: &str) -> Option<&GroupId> {
+        self.groups().find(|group| group.as_str() == name)
+    }
+
+    /// All groups that the key reaches, its own first.
+    pub fn groups(&self) -> impl Iterator<Item = &GroupId> {
+        std::iter::once(&self.group).chain(&self.groups)
+    }
+}
+
 /// A row of the catalogue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -513,6 +525,8 @@ pub struct Catalogue {
     pub keys: BTreeMap<KeyId, Arc<Key>>,
     /// All channels by id.
     pub channels: BTreeMap<ChannelId, Arc<Channel>>,
+    /// The template of each key that has one: the first of its own, its team's and its organization's, whole (S3.10).
+    pub templates: HashMap<KeyId, Arc<Template>>,
     groups: HashMap<GroupId, Served>,
 }
 
@@ -524,6 +538,8 @@ struct Served {
     routes: Vec<ServedRoute>,
     /// Pools of the names that need no pattern.
     exact: HashMap<ModelName, Arc<Pool>>,
+    /// All deployments behind the names that need no pattern: what the group is as a model.
+    whole: Option<Arc<Pool>>,
 }
 
 #[derive(Debug)]
@@ -545,19 +561,25 @@ impl Catalogue {
         let mut catalogue = Self { revision: rows.revision, ..Self::default() };
         let mut routes: Vec<Arc<Route>> = Vec::new();
         let mut members: Vec<(Arc<Member>, u64)> = Vec::new();
+        let mut bindings = Bindings::default();
         for (_, stored) in rows.iter() {
             match stored.row.clone() {
                 Row::Channel(row) => drop(catalogue.channels.insert(row.id.clone(), Arc::new(row))),
                 Row::Group(row) => {
-                    let served = Served { group: Arc::new(row), routes: Vec::new(), exact: HashMap::new() };
+                    let (routes, exact, whole) = Default::default();
+                    let served = Served { group: Arc::new(row), routes, exact, whole };
                     catalogue.groups.insert(served.group.id.clone(), served);
                 }
                 Row::Route(row) => routes.push(Arc::new(row)),
                 Row::Member(row) => members.push((Arc::new(row), stored.incarnation)),
                 Row::Key(row) => drop(catalogue.keys.insert(row.id.clone(), Arc::new(row))),
-                Row::Template(_) | Row::Organization(_) | Row::Team(_) => {}
+                Row::Template(row) => drop(bindings.templates.insert(row.id.clone(), Arc::new(row))),
+                Row::Organization(row) => drop(bindings.organizations.insert(row.id.clone(), row)),
+                Row::Team(row) => drop(bindings.teams.insert(row.id.clone(), row)),
             }
         }
+        let bound = catalogue.keys.values().filter_map(|key| Some((key.id.clone(), bindings.of(key)?.clone())));
+        catalogue.templates = bound.collect();
         routes.sort_by_key(|route| specificity(route.model.as_str()));
         for served in catalogue.groups.values_mut() {
             served.mount(&routes, &members, &catalogue.channels);
@@ -579,11 +601,59 @@ impl Catalogue {
         }
     }
 
+    /// What a client's `name` leads to: a model that `group` shows, or a group that can be asked for and that the key
+    /// reaches. A name that stands in the group as it is goes before a group, and that before a pattern.
+    pub fn asked(&self, key: &Key, group: &GroupId, name: &str) -> Option<Arc<Pool>> {
+        self.named(group, name, || key.group_named(name).filter(|named| self.is_requestable(named)))
+    }
+
+    /// What the target `name` of a fallback chain leads to for the caller, in the group `home` of its request, else in
+    /// another that the key reaches: never more than the key could have asked for by one spelling or another (S3.18).
+    pub fn target(&self, key: &Key, home: &GroupId, name: &str) -> Option<Arc<Pool>> {
+        let mut groups = std::iter::once(home).chain(key.groups());
+        groups.find_map(|group| self.named(group, name, || key.group_named(name)))
+    }
+
+    /// Whether the group can be asked for as a model.
+    pub fn is_requestable(&self, group: &GroupId) -> bool {
+        self.group(group).is_some_and(|group| group.requestable)
+    }
+
+    fn named<'k>(
+        &self,
+        group: &GroupId,
+        name: &str,
+        as_group: impl FnOnce() -> Option<&'k GroupId>,
+    ) -> Option<Arc<Pool>> {
+        let served = self.groups.get(group)?;
+        let exact = served.exact.get(name).cloned();
+        // A group's whole pool: every deployment behind the names it shows, patterns aside.
+        let whole = || self.groups.get(as_group()?)?.whole.clone();
+        exact.or_else(whole).or_else(|| served.expand(name).map(Arc::new))
+    }
+
     /// The model names that `group` shows, sorted: its public models, or its routes; patterns are not names.
     pub fn models(&self, group: &GroupId) -> Vec<&ModelName> {
         let mut names: Vec<_> = self.groups.get(group).map(|g| g.exact.keys().collect()).unwrap_or_default();
         names.sort();
         names
+    }
+}
+
+/// Who is bound to which template.
+#[derive(Default)]
+struct Bindings {
+    templates: HashMap<TemplateId, Arc<Template>>,
+    organizations: HashMap<OrganizationId, Organization>,
+    teams: HashMap<TeamId, Team>,
+}
+
+impl Bindings {
+    fn of(&self, key: &Key) -> Option<&Arc<Template>> {
+        let team = key.team.as_ref().and_then(|id| self.teams.get(id));
+        let organization = team.and_then(|team| self.organizations.get(team.organization.as_ref()?));
+        let bound = [Some(&key.template), team.map(|team| &team.template), organization.map(|row| &row.template)];
+        bound.into_iter().flatten().flatten().find_map(|id| self.templates.get(id))
     }
 }
 
@@ -613,6 +683,21 @@ impl Served {
                 self.exact.insert(name, Arc::new(pool));
             }
         }
+        self.whole = self.join();
+    }
+
+    /// All pools as one, in the order of their names; a deployment that several of them hold stands there once.
+    fn join(&self) -> Option<Arc<Pool>> {
+        if self.exact.is_empty() {
+            return None;
+        }
+        let names: BTreeMap<&ModelName, &Arc<Pool>> = self.exact.iter().collect();
+        let mut known = HashSet::new();
+        let places = names.values().flat_map(|pool| &pool.places).filter(|place| known.insert(&place.deployment));
+        let places = places.cloned().collect();
+        let model = ModelName::new(self.group.id.as_str());
+        let route = Route { model, fallbacks: Vec::new(), sticky_session: true, first_token_seconds: None };
+        Some(Arc::new(Pool { group: self.group.clone(), route: Arc::new(route), places }))
     }
 
     fn expand(&self, model: &str) -> Option<Pool> {

@@ -28,6 +28,8 @@ pub struct Verdict {
     pub here: Here,
     /// Whether another deployment of the same model may be tried.
     pub next: bool,
+    /// What may stand in for the model where its own pool has no more to offer.
+    pub recourse: Recourse,
     /// What the member's health takes from it.
     pub effect: Effect,
     /// The wait that the upstream stated, in milliseconds, uncapped.
@@ -37,8 +39,23 @@ pub struct Verdict {
 impl Verdict {
     /// The verdict on a send that needs no further one.
     pub fn ended(class: Class, effect: Effect) -> Self {
-        Self { class, here: Here::No, next: false, effect, retry_after_ms: None }
+        Self { class, here: Here::No, next: false, recourse: Recourse::None, effect, retry_after_ms: None }
     }
+}
+
+/// Which fallback chain a failure leads to (S3.15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recourse {
+    /// None: the failure is the caller's, or what the client has been shown of an answer is not taken back.
+    None,
+    /// The general one.
+    General,
+    /// That of prompts that do not fit; the general one where there is none.
+    Context,
+    /// That of prompts that do not fit, and behind it the general one.
+    ContextThenGeneral,
+    /// That of refused content, and no other.
+    Content,
 }
 
 /// Whether the same deployment may be sent to again.
@@ -105,7 +122,8 @@ pub fn transport(kind: Transport) -> Verdict {
         Transport::Cut => (Class::Interrupted, Here::Backoff),
         Transport::Malformed | Transport::Empty | Transport::Html => (Class::Malformed, Here::Backoff),
     };
-    Verdict { class, here, next: true, effect: Effect::Count, retry_after_ms: None }
+    let recourse = Recourse::General;
+    Verdict { class, here, next: true, recourse, effect: Effect::Count, retry_after_ms: None }
 }
 
 fn judge(endpoint: Endpoint, error: &UpstreamError, status: Option<u16>, headers: Headers<'_>, now: Time) -> Verdict {
@@ -118,7 +136,10 @@ fn judge(endpoint: Endpoint, error: &UpstreamError, status: Option<u16>, headers
 }
 
 fn verdict(meaning: Meaning, stated: Option<u64>, now: Time) -> Verdict {
-    let final_here = |class, next, effect| Verdict { class, here: Here::No, next, effect, retry_after_ms: None };
+    let final_here = |class, next, effect| {
+        let recourse = if next { Recourse::General } else { Recourse::None };
+        Verdict { class, here: Here::No, next, recourse, effect, retry_after_ms: None }
+    };
     let retryable = |class| Verdict {
         class,
         here: match stated {
@@ -127,25 +148,35 @@ fn verdict(meaning: Meaning, stated: Option<u64>, now: Time) -> Verdict {
             Some(_) => Here::No,
         },
         next: true,
+        recourse: Recourse::General,
         effect: if stated.is_some() { Effect::Cool } else { Effect::Count },
         retry_after_ms: stated,
     };
     match meaning {
         Meaning::Rate => retryable(Class::RateLimited),
         Meaning::RateDay => Verdict { here: Here::No, ..with_wait(retryable(Class::RateLimited), wait::day_end(now)) },
-        Meaning::NeverFits => final_here(Class::RateLimited, true, Effect::None),
+        Meaning::NeverFits => smaller(final_here(Class::RateLimited, true, Effect::None)),
         Meaning::Down => retryable(Class::Upstream5xx),
         Meaning::Timeout => Verdict { here: Here::No, ..retryable(Class::Timeout) },
         Meaning::Foreign => Verdict { here: Here::Backoff, ..transport(Transport::Malformed) },
         Meaning::Quota => final_here(Class::QuotaExhausted, true, Effect::Block),
-        Meaning::Unentitled => final_here(Class::QuotaExhausted, true, Effect::None),
+        Meaning::Unentitled => smaller(final_here(Class::QuotaExhausted, true, Effect::None)),
         Meaning::Credential => final_here(Class::InvalidKey, true, Effect::Block),
         Meaning::Model => final_here(Class::ModelUnsupported, true, Effect::Block),
         Meaning::Capability => final_here(Class::ModelUnsupported, true, Effect::None),
-        Meaning::Context => final_here(Class::ContextLength, false, Effect::None),
-        Meaning::Policy => final_here(Class::ContentPolicy, false, Effect::None),
+        Meaning::Context => {
+            Verdict { recourse: Recourse::Context, ..final_here(Class::ContextLength, false, Effect::None) }
+        }
+        Meaning::Policy => {
+            Verdict { recourse: Recourse::Content, ..final_here(Class::ContentPolicy, false, Effect::None) }
+        }
         Meaning::Caller => final_here(Class::CallerError, false, Effect::None),
     }
+}
+
+/// For a request that is too large for this account: a model for larger prompts may have more room.
+fn smaller(verdict: Verdict) -> Verdict {
+    Verdict { recourse: Recourse::ContextThenGeneral, ..verdict }
 }
 
 fn with_wait(verdict: Verdict, ms: u64) -> Verdict {
@@ -323,7 +354,8 @@ mod tests {
             (Transport::Html, Class::Malformed, Here::Backoff),
         ];
         for (kind, class, here) in all {
-            let expected = Verdict { class, here, next: true, effect: Effect::Count, retry_after_ms: None };
+            let recourse = Recourse::General;
+            let expected = Verdict { class, here, next: true, recourse, effect: Effect::Count, retry_after_ms: None };
             assert_eq!(transport(kind), expected, "{kind:?}");
         }
     }

@@ -6,6 +6,8 @@ pub mod request;
 pub mod session;
 pub mod fingerprint;
 pub mod state;
+pub mod policy;
+pub mod split;
 pub mod select;
 pub mod dispatch;
 pub mod classify;

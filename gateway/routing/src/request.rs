@@ -37,6 +37,9 @@ pub enum BadBody {
     /// `stream` is neither true nor false.
     #[error("`stream` must be true or false")]
     Stream,
+    /// `disable_fallbacks` is neither true nor false.
+    #[error("`disable_fallbacks` must be true or false")]
+    DisableFallbacks,
 }
 
 impl BadBody {
@@ -46,6 +49,7 @@ impl BadBody {
             Self::Json(_) | Self::Utf8(_) | Self::NotAnObject => None,
             Self::Model | Self::ModelTooLong => Some("model"),
             Self::Stream => Some("stream"),
+            Self::DisableFallbacks => Some("disable_fallbacks"),
         }
     }
 }
@@ -59,6 +63,8 @@ pub struct Inbound<'a> {
     pub stream: bool,
     /// Whether the client wants the response made in the background.
     pub background: bool,
+    /// `disable_fallbacks`: whether no other model may stand in (S3.18). It is ours, and no upstream sees it.
+    pub disable_fallbacks: bool,
     /// `session_id`: an explicit session (S3.1).
     pub session_id: Option<&'a RawValue>,
     /// `prompt_cache_key`.
@@ -83,6 +89,8 @@ pub struct Inbound<'a> {
     pub input: Option<&'a RawValue>,
     endpoint: Endpoint,
     model_at: Range<usize>,
+    /// What of the body is for us alone.
+    ours_at: Option<Range<usize>>,
     usage: UsageChunk,
 }
 
@@ -111,6 +119,8 @@ struct Fields<'a> {
     stream: Option<&'a RawValue>,
     #[serde(borrow)]
     background: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "null_too")]
+    disable_fallbacks: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "null_too")]
     stream_options: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -161,6 +171,11 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
             Some(_) => return Err(BadBody::Stream),
         },
         background: fields.background.is_some_and(|raw| raw.get() == "true"),
+        disable_fallbacks: match fields.disable_fallbacks.map(RawValue::get) {
+            None | Some("false" | "null") => false,
+            Some("true") => true,
+            Some(_) => return Err(BadBody::DisableFallbacks),
+        },
         session_id: fields.session_id,
         prompt_cache_key: fields.prompt_cache_key,
         previous_response_id: fields.previous_response_id,
@@ -173,6 +188,7 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
         instructions: fields.instructions,
         input: fields.input,
         model_at: place(body, model),
+        ours_at: fields.disable_fallbacks.map(|raw| member(body, place(body, raw))),
         usage: usage_chunk(body, fields.stream_options),
     })
 }
@@ -198,6 +214,7 @@ impl Inbound<'_> {
         if ask_usage && self.stream && self.endpoint == Endpoint::Chat {
             splices.extend(self.usage.switched_on(body));
         }
+        splices.extend(self.ours_at.clone().map(|place| (place, "".into())));
         splices.sort_unstable_by_key(|(place, _)| place.start);
         (!splices.is_empty()).then(|| splice(body, &splices))
     }
@@ -254,6 +271,20 @@ fn usage_chunk(body: &str, options: Option<&RawValue>) -> UsageChunk {
 fn place(body: &str, raw: &RawValue) -> Range<usize> {
     let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
     start..start + raw.get().len()
+}
+
+/// The member of the outermost object whose value stands at `value`, with the comma that its removal makes superfluous.
+fn member(body: &str, value: Range<usize>) -> Range<usize> {
+    // The name ends before the last quote in front of the value, and holds none itself.
+    let (name, _) = body[..value.start].rsplit_once('"').expect("a value follows its name");
+    let start = name.rfind('"').expect("a name has two quotes");
+    let before = body[..start].trim_end();
+    if before.ends_with(',') {
+        return before.len() - 1..value.end;
+    }
+    let behind = body[value.end..].trim_start();
+    let end = if behind.starts_with(',') { body.len() - behind.len() + 1 } else { value.end };
+    start..end
 }
 
 fn splice(body: &[u8], splices: &[(Range<usize>, Cow<'static, str>)]) -> Vec<u8> {

@@ -165,6 +165,8 @@ impl Core {
             has_credential: &|_| true,
             last_resort: false,
             catalogue: self.catalogue,
+            path: &[],
+            shares: None,
         };
         let choice = select::look(&ask, &Moment { state: &self.state, now: flight.now, draw });
         let (index, reason) = select::decide(&choice)?;
