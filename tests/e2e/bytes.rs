@@ -211,6 +211,7 @@ async fn the_request_may_choose_a_group_that_its_key_allows() {
             "{ model: gpt-closed, members: [{ channel: a, group: closed, upstream_model: gpt }] }".to_owned(),
         ],
         keys: vec!["{ id: both, key: 'env:BOTH_KEY', group: main, groups: [side] }".to_owned()],
+        ..Rows::default()
     };
     let world = World::start(Plan { rows, ..Plan::of(&["a"]) }).await;
     let client = world.client_with("sk-both");

@@ -353,6 +353,35 @@ mod tests {
         }
     }
 
+    /// S3.18: `disable_fallbacks` is read, and no upstream sees it; everything else stays byte for byte.
+    #[test]
+    fn a_field_of_ours_is_read_and_taken_out() {
+        let cases = [
+            (r#"{"model":"m","disable_fallbacks":true}"#, true, r#"{"model":"m"}"#),
+            (r#"{"disable_fallbacks":true,"model":"m"}"#, true, r#"{"model":"m"}"#),
+            (r#"{ "disable_fallbacks" : false , "model":"m" }"#, false, r#"{  "model":"m" }"#),
+            (r#"{"model":"m", "disable_fallbacks": null, "x":1}"#, false, r#"{"model":"m", "x":1}"#),
+            (r#"{"model":"m","dis\u0061ble_fallbacks":true,"x":"\",}"}"#, true, r#"{"model":"m","x":"\",}"}"#),
+            (
+                r#"{"a":"\"disable_fallbacks\":1","model":"m","disable_fallbacks":true}"#,
+                true,
+                r#"{"a":"\"disable_fallbacks\":1","model":"m"}"#,
+            ),
+        ];
+        for (body, forbids, sent) in cases {
+            let inbound = parse(Endpoint::Chat, body.as_bytes()).expect(body);
+            assert_eq!(inbound.disable_fallbacks, forbids, "{body}");
+            let upstream = inbound.upstream_body(body.as_bytes(), "m", false).expect("something is taken out");
+            assert_eq!(String::from_utf8(upstream).expect("it was text"), sent, "{body}");
+        }
+        let streamed = r#"{"model":"m","stream":true,"disable_fallbacks":true}"#;
+        let inbound = parse(Endpoint::Chat, streamed.as_bytes()).expect(streamed);
+        let upstream = inbound.upstream_body(streamed.as_bytes(), "other", true).expect("much changes");
+        let expected = r#"{"model":"other","stream":true,"stream_options":{"include_usage":true}}"#;
+        assert_eq!(String::from_utf8(upstream).expect("it was text"), expected);
+        check(r#"{"model":"m","disable_fallbacks":1}"#, "disable_fallbacks: `disable_fallbacks` must be true or false");
+    }
+
     #[test]
     fn what_is_not_one_json_object_is_refused() {
         for body in ["", "{", "nonsense", r#"{"model":"m"} x"#, r#"{"model":"m",}"#, r#"{"model":"a","model":"b"}"#] {

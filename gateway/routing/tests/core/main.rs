@@ -2,6 +2,7 @@
 
 mod dispatch;
 mod facts;
+mod policy;
 mod select;
 mod shared;
 mod state;
