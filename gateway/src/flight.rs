@@ -34,6 +34,7 @@ pub struct Flight {
     gateway: Arc<Gateway>,
     serving: Arc<Serving>,
     key: Arc<Key>,
+    policy: Option<Arc<Policy>>,
     /// The pool of what was asked for.
     home: Arc<Pool>,
     /// The pool that is sent to.
@@ -151,6 +152,7 @@ impl Flight {
         let Departure { gateway, serving, key, pool, crossing, request, context, begun } = departure;
         gateway.metrics.in_flight.inc();
         Self {
+            policy: serving.policy(&key.id).cloned(),
             gateway,
             serving,
             key,
@@ -449,12 +451,8 @@ impl Flight {
         pool.ok_or_else(|| Refusal::ModelNotFound(target.to_owned()))
     }
 
-    fn policy(&self) -> Option<&Policy> {
-        self.serving.policy(&self.key.id).map(AsRef::as_ref)
-    }
-
     fn subject<'a>(&'a self, leg: &'a Leg) -> Subject<'a> {
-        Subject { policy: self.policy(), pool: &leg.pool, model: self.model(leg) }
+        Subject { policy: self.policy.as_deref(), pool: &leg.pool, model: self.model(leg) }
     }
 
     /// What is asked of the pool: the last target on the way to it, else what the client named.
