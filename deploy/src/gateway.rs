@@ -18,7 +18,6 @@ use waybill_events::jetstream::{JetstreamLog, Settings};
 use waybill_events::shipper::Shipper;
 use waybill_events::spool::{self, Orphans, Reader, Spool};
 use waybill_gateway::ledger::Ledger;
-use waybill_gateway::shared::InProcess;
 use waybill_gateway::shared::redis::RedisState;
 use waybill_routing::state::State;
 use waybill_schema::config::Config;
@@ -92,7 +91,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let shipper = Shipper::start(writer.clone(), reader, Box::new(JetstreamLog::new(settings)?))?;
     let ledger = Ledger::new(writer.clone(), epoch, spool, State::default());
     let shared = match &config.state {
-        None => Shared::InProcess(InProcess::AmongOthers),
+        None => Shared::Unshared,
         Some(state) => {
             let _on_the_runtime = runtime.enter();
             let redis = RedisState::new(state, writer.clone()).context("state.redis is no server to be asked")?;

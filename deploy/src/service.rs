@@ -23,8 +23,9 @@ use waybill_gateway::ledger::Ledger;
 use waybill_gateway::metrics::Metrics;
 use waybill_gateway::proxy::Gateway;
 use waybill_gateway::server::{self, House, Readiness, Ready};
+use waybill_gateway::shared::embedded::Embedded;
 use waybill_gateway::shared::redis::RedisState;
-use waybill_gateway::shared::{InProcess, SharedState};
+use waybill_gateway::shared::{SharedState, Unshared};
 use waybill_gateway::traffic::Traffic;
 use waybill_gateway::upstream::Upstream;
 use waybill_schema::config::Config;
@@ -71,7 +72,10 @@ pub(crate) struct Parts<L> {
 
 /// What the gateway knows of others.
 pub(crate) enum Shared {
-    InProcess(InProcess),
+    /// There is no other.
+    Embedded(Embedded),
+    /// There are others, of which it knows nothing.
+    Unshared,
     Redis(Arc<RedisState>),
 }
 
@@ -167,7 +171,8 @@ pub(crate) fn begin(
 pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> anyhow::Result<()> {
     let Parts { config, shipper, follower, .. } = parts;
     let (shared, redis): (Arc<dyn SharedState>, _) = match parts.shared {
-        Shared::InProcess(state) => (Arc::new(state), None),
+        Shared::Embedded(state) => (Arc::new(state), None),
+        Shared::Unshared => (Arc::new(Unshared), None),
         Shared::Redis(state) => (state.clone(), Some(state)),
     };
     let gateway = Arc::new(Gateway {

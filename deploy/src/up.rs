@@ -16,7 +16,7 @@ use waybill_events::shipper::{Progress, Shipper};
 use waybill_events::spool::{self, Orphans, Spool};
 use waybill_events::sqlite::SqliteLog;
 use waybill_gateway::ledger::Ledger;
-use waybill_gateway::shared::InProcess;
+use waybill_gateway::shared::embedded::Embedded as EmbeddedState;
 use waybill_projections::fold::Fold;
 use waybill_projections::read;
 use waybill_projector::embedded::{self, Start};
@@ -95,7 +95,7 @@ async fn up(args: Args) -> anyhow::Result<()> {
         follower,
         watch,
         copy: None,
-        shared: Shared::InProcess(InProcess::Alone),
+        shared: Shared::Embedded(EmbeddedState::open(&data::log_file(&data), WriterId::from(WRITER))?),
         more,
         ship_time: Duration::from_secs(SHIP_SECONDS),
     };

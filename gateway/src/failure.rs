@@ -57,6 +57,12 @@ impl Failure {
         Self { shown: Shown::Ours(ours_for(&verdict, said)), verdict, learnt: Learnt::default() }
     }
 
+    /// A send that was not made, since nothing could be recorded of it.
+    pub(crate) fn unrecorded() -> Self {
+        let verdict = Verdict::ended(Class::Cancelled, Effect::None);
+        Self { verdict, learnt: Learnt::default(), shown: Shown::Ours(Refusal::NoRecord) }
+    }
+
     /// The same with the upstream's HTTP status.
     pub(crate) fn with_status(mut self, status: Option<u16>) -> Self {
         self.learnt.status = status;

@@ -21,6 +21,7 @@ use waybill_schema::id::{AffinityKey, DeploymentId, ModelName, RequestId, Revisi
 use waybill_schema::redis::{self, CLAIM_MS, Pin};
 use waybill_schema::time::Time;
 
+use crate::continuation::{Hold, Kept, Made, Seal};
 use crate::ledger::Sight;
 use crate::proxy::Gateway;
 use crate::refusal::Refusal;
@@ -43,6 +44,10 @@ pub struct Flight {
     walk: Walk,
     request: RequestId,
     context: Context,
+    /// What keeps the request at one owner.
+    hold: Option<Hold>,
+    /// What the upstream keeps of it.
+    kept: Kept,
     begun: Instant,
     /// Whether gateways can see each other's records for this request; unknown before it has asked.
     view: Option<View>,
@@ -112,6 +117,17 @@ pub struct Learnt {
     pub usage: Usage,
     /// The model that the upstream says it served.
     pub served_model: Option<String>,
+    /// The response, where the upstream gave it an id.
+    pub response: Option<Seen>,
+}
+
+/// A response as its upstream spoke of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The upstream's id.
+    pub id: Box<str>,
+    /// Whether it has come to its end.
+    pub ended: bool,
 }
 
 /// How a request ended for its client.
@@ -142,6 +158,10 @@ pub struct Departure {
     pub request: RequestId,
     /// Who asks for what.
     pub context: Context,
+    /// What keeps it at one owner, where something does.
+    pub hold: Option<Hold>,
+    /// What the upstream keeps of it.
+    pub kept: Kept,
     /// When its first byte was read.
     pub begun: Instant,
 }
@@ -149,7 +169,7 @@ pub struct Departure {
 impl Flight {
     /// Begins.
     pub fn new(departure: Departure) -> Self {
-        let Departure { gateway, serving, key, pool, crossing, request, context, begun } = departure;
+        let Departure { gateway, serving, key, pool, crossing, request, context, hold, kept, begun } = departure;
         gateway.metrics.in_flight.inc();
         Self {
             policy: serving.policy(&key.id).cloned(),
@@ -162,8 +182,11 @@ impl Flight {
             walk: Walk::default(),
             request,
             context,
+            // One that is held claims nothing and follows no affinity.
+            view: hold.is_some().then_some(View::Clear),
+            hold,
+            kept,
             begun,
-            view: None,
             base: None,
             sends: 0,
             fallback: false,
@@ -196,6 +219,27 @@ impl Flight {
     /// The first-token deadline of the route that is sent to, in seconds, where it has one of its own.
     pub fn first_token_seconds(&self) -> Option<u32> {
         self.leg.pool.route.first_token_seconds
+    }
+
+    /// Whether it may not be sent without a record of it.
+    pub fn is_strict(&self) -> bool {
+        self.kept.is_strict()
+    }
+
+    /// What keeps it at one owner.
+    pub fn hold(&self) -> Option<&Hold> {
+        self.hold.as_ref()
+    }
+
+    /// What chooses among a channel's credentials: what an upstream keeps belongs to the one that it was made with, so a
+    /// response's session does; elsewhere a prompt cache does, and so what a session sticks by.
+    pub fn spread(&self) -> &str {
+        match (&self.hold, self.context.endpoint, &self.context.sticky) {
+            (Some(hold), ..) => hold.owner.session.as_str(),
+            (None, Endpoint::Responses, _) => self.context.session.as_str(),
+            (None, _, Some(sticky)) => sticky.key.as_str(),
+            (None, _, None) => self.request.as_str(),
+        }
     }
 
     /// Where the open send went.
@@ -236,7 +280,12 @@ impl Flight {
             Err(Err(refusal)) => return Err(Box::new(Stuck::Refused(refusal))),
         };
         self.leg = leg;
-        self.base = if claim { revision } else { base.or(self.base.take()) };
+        self.base = match () {
+            // A continuation moves no session: it renews the affinity of where it goes, or makes one where there is none.
+            () if self.hold.is_some() => None,
+            () if claim => revision,
+            () => base.or(self.base.take()),
+        };
         self.opened(place.clone());
         Ok((search.take(place.deployment.clone()), place))
     }
@@ -290,6 +339,19 @@ impl Flight {
         }
     }
 
+    /// Notes the id of a response that is being made, so that requests about it find their way.
+    pub fn saw(&mut self, id: &str) {
+        let seen = Seen { id: id.into(), ended: false };
+        let events = self.ownerships(Some(&seen));
+        self.gateway.ledger.note(Time::wall_clock(), events);
+    }
+
+    /// What must have come about before the last bytes go out: that who owns the response is on the disk, and shown to
+    /// others. Nothing where the upstream keeps nothing.
+    pub fn seal(&mut self) -> Option<Seal> {
+        Seal::of(self.gateway.clone(), self.kept.take_unsealed())
+    }
+
     /// Notes that the open send failed.
     pub fn failed(&mut self, verdict: &Verdict, learnt: Learnt) {
         if let Some(attempt) = self.close(verdict, learnt) {
@@ -301,10 +363,12 @@ impl Flight {
     /// before its last bytes go out.
     pub fn succeeded(&mut self, class: Class, learnt: Learnt, status: u16) {
         let place = self.place().cloned();
+        let ownerships = self.ownerships(learnt.response.as_ref());
         let effect = if self.is_auxiliary() { Effect::None } else { Effect::Recover };
         let verdict = Verdict::ended(class, effect);
         let mut events: Vec<Event> = self.close(&verdict, learnt).into_iter().collect();
         events.extend(place.as_ref().and_then(|place| self.preference(place)));
+        events.extend(ownerships);
         self.land(events, Landing { outcome: Outcome::Success, status: Some(status), code: None });
     }
 
@@ -515,13 +579,32 @@ impl Flight {
 
     /// S3.11: the first request of a key without a live record claims it. Auxiliary calls bind nothing.
     fn claims(&self, leg: &Leg, choice: &Choice) -> bool {
-        let is_first = self.sends == 0 && leg.path.is_empty();
-        is_first && choice.affinity == Affinity::Absent && !self.is_auxiliary()
+        let free = self.hold.is_none() && !self.is_auxiliary() && leg.path.is_empty();
+        self.sends == 0 && choice.affinity == Affinity::Absent && free
     }
 
-    /// Counting tokens follows its session's deployment, but says nothing about health and binds nothing (PITFALLS H13).
+    /// Counting tokens follows its session's deployment, but says nothing about health and binds nothing (PITFALLS H13);
+    /// nor does a request about a response that is there.
     fn is_auxiliary(&self) -> bool {
-        self.context.endpoint == Endpoint::CountTokens
+        self.context.endpoint == Endpoint::CountTokens || self.is_errand()
+    }
+
+    fn is_errand(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.errand.is_some())
+    }
+
+    /// Who owns what the upstream keeps of the request, as of what was `seen` of the response.
+    fn ownerships(&mut self, seen: Option<&Seen>) -> Vec<Event> {
+        let (Some(Open { place, .. }), Some(seen)) = (&self.open, seen) else { return Vec::new() };
+        let made = Made {
+            secret: &self.gateway.secret,
+            request: &self.request,
+            context: &self.context,
+            hold: self.hold.as_ref(),
+            place,
+            connection: self.serving.catalogue.connection(&place.channel.id).unwrap_or(0),
+        };
+        self.kept.facts(&made, seen).into_iter().map(|fact| Event::Ownership(Box::new(fact))).collect()
     }
 
     fn opened(&mut self, place: Place) {
@@ -536,6 +619,7 @@ impl Flight {
     fn selection(&self, leg: &Leg, place: &Place, reason: Reason, choice: Option<Choice>) -> Selection {
         let first = self.sends == 0;
         let reason = match reason {
+            Reason::Draw | Reason::Affinity if self.hold.is_some() => Reason::Owner,
             Reason::Draw if !leg.path.is_empty() => Reason::Fallback,
             Reason::Draw if !first => Reason::Next,
             Reason::Draw if self.agreed().is_some() => Reason::Rendezvous,
@@ -563,6 +647,8 @@ impl Flight {
         self.measure(&open, verdict.class, latency_ms);
         let protected = self.serving.config.health.enabled && !self.is_auxiliary();
         let thresholds = self.serving.thresholds(&self.leg.pool.group);
+        // What a response cost is on record with the request that made it.
+        let usage = if self.is_errand() { Usage::default() } else { learnt.usage };
         Some(Event::Attempt(Box::new(Attempt {
             request: self.request.clone(),
             attempt: self.sends,
@@ -574,8 +660,8 @@ impl Flight {
             status: learnt.status,
             latency_ms,
             first_token_ms: open.first_token_ms,
-            usage: learnt.usage,
-            cost_nano: cost_nano(&open.place, &learnt.usage, verdict.class),
+            cost_nano: cost_nano(&open.place, &usage, verdict.class),
+            usage,
             retry_after_ms: verdict.retry_after_ms,
             served_model: learnt.served_model,
             effect: if protected { verdict.effect } else { Effect::None },

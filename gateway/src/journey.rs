@@ -12,20 +12,20 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time::Instant;
-use waybill_routing::classify::{self, Recourse, Transport};
+use waybill_routing::classify::{self, Recourse, Transport, Verdict};
 use waybill_routing::dispatch::{self, End, Limits, Next, Replay, Search};
-use waybill_routing::observe::{self, Frame};
+use waybill_routing::observe::{self, Frame, Terminal};
 use waybill_routing::request::Inbound;
 use waybill_routing::select;
 use waybill_schema::catalogue::Place;
 use waybill_schema::config::AllCooling;
-use waybill_schema::event::{Choice, Class, Endpoint, Exclusion, Outcome};
+use waybill_schema::event::{Choice, Class, Effect, Endpoint, Exclusion, Outcome};
 use waybill_schema::id::ModelName;
 use waybill_schema::time::Time;
 
 use crate::answer::{self, Body, Marks, full};
 use crate::failure::{Failure, Shown, show_error};
-use crate::flight::{Flight, Landing, Learnt, Stuck};
+use crate::flight::{Flight, Landing, Learnt, Seen, Stuck};
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
 use crate::relay::{Feed, Relay, class_of};
@@ -66,7 +66,7 @@ enum Dead {
 impl Journey<'_> {
     /// Sends until there is an answer or nothing left to try, and answers the client.
     pub(crate) async fn travel(mut self, mut flight: Flight) -> Response<Body> {
-        let mut search = dispatch::begin(self.limits());
+        let mut search = dispatch::begin(self.limits(&flight));
         let mut failure: Option<Failure> = None;
         loop {
             let recourse = failure.as_ref().map_or(Recourse::General, |failure| failure.verdict.recourse);
@@ -77,7 +77,7 @@ impl Journey<'_> {
             };
             let (next, failed) = match self.send_here(&mut flight, attempt, place).await {
                 Ok((attempt, answer)) => {
-                    let response = self.commit(flight, attempt, answer);
+                    let response = self.commit(flight, attempt, answer).await;
                     together().await;
                     self.gateway.ledger.flush();
                     return response;
@@ -101,16 +101,17 @@ impl Journey<'_> {
         (recourse == Recourse::General && flight.unpin()) || flight.fall_back(recourse)
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, flight: &Flight) -> Limits {
+        let (held, strict) = (flight.hold().is_some(), flight.is_strict());
         let retry = &self.arrived.serving.config.retry;
         let policy = self.arrived.serving.policy(&self.arrived.key.id);
         Limits {
             max_attempts: policy.and_then(|policy| policy.max_attempts).unwrap_or(retry.max_attempts),
-            retry_times: if retry.cross_channel { retry.retry_times } else { 0 },
+            retry_times: if retry.cross_channel && !held { retry.retry_times } else { 0 },
             sends_max: retry.sends_max,
             backoff_ms: u64::from(retry.backoff_ms),
             deadline: Time::wall_clock().plus_ms(millis_until(self.deadline)),
-            replay: if self.inbound.background { Replay::RefusedOnly } else { Replay::Free },
+            replay: if held || strict { Replay::RefusedOnly } else { Replay::Free },
         }
     }
 
@@ -122,10 +123,12 @@ impl Journey<'_> {
         mut search: Search,
         recourse: Recourse,
     ) -> Result<(dispatch::Attempt, Place), Dead> {
+        // What is asked of a response is no work for its member.
+        let errand = flight.hold().is_some_and(|hold| hold.errand.is_some());
         let mut at_home: Option<Choice> = None;
         loop {
             let was_home = flight.is_home();
-            let (back, choice) = match flight.choose(search, false).await.map_err(|stuck| *stuck) {
+            let (back, choice) = match flight.choose(search, errand).await.map_err(|stuck| *stuck) {
                 Ok(chosen) => return Ok(chosen),
                 Err(Stuck::Refused(refusal)) => return Err(Dead::Refused(refusal)),
                 Err(Stuck::Nobody(search, choice)) => (search.enter_pool(), choice),
@@ -190,21 +193,26 @@ impl Journey<'_> {
     }
 
     async fn send(&mut self, flight: &mut Flight, place: &Place) -> Result<Answer, Failure> {
-        let spread = flight.context().sticky.as_ref().map_or(flight.request().as_str(), |sticky| sticky.key.as_str());
+        let errand = flight.hold().and_then(|hold| hold.errand.as_ref());
         let send = Send {
             endpoint: self.arrived.endpoint,
+            errand,
             place,
             group: &flight.context().group,
             headers: &self.arrived.headers,
             query: self.arrived.query.as_deref(),
-            credential: self.arrived.serving.credential(&place.channel.id, spread.as_bytes()),
+            credential: self.arrived.serving.credential(&place.channel.id, flight.spread().as_bytes()),
         };
-        let request = send.request(self.body_for(&place.upstream_model));
+        let body = if errand.is_some() { Bytes::new() } else { self.body_for(&place.upstream_model) };
+        let request = send.request(body);
         let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
         let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
             together().await;
             self.gateway.ledger.flush();
+            if flight.is_strict() && !self.gateway.ledger.records() {
+                return Err(Failure::unrecorded());
+            }
             let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
@@ -236,22 +244,27 @@ impl Journey<'_> {
     async fn read(&self, flight: &mut Flight, response: Response<Incoming>) -> Result<Answer, Failure> {
         let (head, body) = response.into_parts();
         if !head.status.is_success() {
-            return Err(self.read_error(head, body).await);
+            return Err(self.read_error(flight, head, body).await);
         }
         let streams = answer::is_event_stream(&head.headers);
         match (self.inbound.stream, streams) {
             (true, true) => self.open_stream(flight, head.headers, body).await,
             (false, true) => Err(Failure::transport(Transport::Malformed)),
+            (_, false) if flight.hold().is_some_and(|hold| hold.errand.is_some()) => self.read_kept(head, body).await,
             (_, false) => self.read_whole(head, body).await,
         }
     }
 
-    async fn read_error(&self, head: http::response::Parts, body: Incoming) -> Failure {
+    async fn read_error(&self, flight: &Flight, head: http::response::Parts, body: Incoming) -> Failure {
         let body =
             Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|whole| whole.to_bytes()).unwrap_or_default();
         let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
         let now = Time::wall_clock();
-        let verdict = classify::head(self.arrived.endpoint, head.status.as_u16(), &header, &body, now);
+        let mut verdict = classify::head(self.arrived.endpoint, head.status.as_u16(), &header, &body, now);
+        // The model was served there: what is not found is the response, which has expired.
+        if flight.hold().is_some() && head.status == StatusCode::NOT_FOUND {
+            verdict = Verdict::ended(Class::CallerError, Effect::None);
+        }
         Failure {
             shown: show_error(head.status, &head.headers, body, &verdict),
             learnt: Learnt { status: Some(head.status.as_u16()), ..Learnt::default() },
@@ -282,8 +295,24 @@ impl Journey<'_> {
         };
         let Some(class) = class_of(whole.terminal) else { return Err(fault(Transport::Cut)) };
         let served_model = whole.served_model.map(|model| model.as_str().to_owned());
-        let learnt = Learnt { status, usage: whole.usage, served_model };
+        let ended = whole.terminal != Terminal::Pending;
+        let response = whole.response_id.map(|id| Seen { id, ended });
+        let learnt = Learnt { status, usage: whole.usage, served_model, response };
         Ok(Answer::Whole { status: head.status, headers: head.headers, body, class, learnt })
+    }
+
+    /// Reads what an upstream says of a response that it keeps, whatever that is.
+    async fn read_kept(&self, head: http::response::Parts, body: Incoming) -> Result<Answer, Failure> {
+        let status = Some(head.status.as_u16());
+        let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
+        let whole = observe::json(self.arrived.endpoint, &body).ok();
+        let response = whole.and_then(|whole| {
+            let ended = whole.terminal != Terminal::Pending;
+            whole.response_id.map(|id| Seen { id, ended })
+        });
+        let learnt = Learnt { status, response, ..Learnt::default() };
+        Ok(Answer::Whole { status: head.status, headers: head.headers, body, class: Class::Success, learnt })
     }
 
     /// Holds the stream back until its first meaningful frame: until then another deployment may still answer.
@@ -303,6 +332,11 @@ impl Journey<'_> {
                 Err(_) => break Failure::transport(Transport::Cut),
             };
             match passed.frame {
+                // What is made in the background is accepted once it has an id, and may take long to say something.
+                Frame::Lifecycle if self.inbound.background && feed.response_id().is_some() => {
+                    ready.push_back(passed.bytes);
+                    return Ok(Answer::Stream { headers, feed, ready, ended: None });
+                }
                 Frame::Lifecycle | Frame::UsageOnly => ready.push_back(passed.bytes),
                 Frame::Meaningful => {
                     ready.push_back(passed.bytes);
@@ -324,7 +358,7 @@ impl Journey<'_> {
     }
 
     /// From here the client has its answer, and only its end is open.
-    fn commit(&self, mut flight: Flight, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
+    async fn commit(&self, mut flight: Flight, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
         let committed = attempt.commit();
         let place = flight.place().cloned();
         let marks = |flight: &Flight, headers: &mut HeaderMap| {
@@ -334,19 +368,27 @@ impl Journey<'_> {
         match answer {
             Answer::Whole { status, headers, body, class, learnt } => {
                 flight.succeeded(class, learnt, status.as_u16());
+                let owned = sealed(&mut flight).await;
                 let mut response = Response::new(full(body));
                 *response.status_mut() = status;
                 *response.headers_mut() = answer::passed_on(&headers);
                 marks(&flight, response.headers_mut());
+                mark_unowned(owned, response.headers_mut());
                 response
             }
             Answer::Stream { headers, feed, ready, ended } => {
                 let mut passed = answer::passed_on(&headers);
                 marks(&flight, &mut passed);
+                if let Some(id) = feed.response_id() {
+                    flight.saw(id);
+                }
+                // What goes on in the background can be asked for, and must be found, from now on.
+                let owned = if self.inbound.background { sealed(&mut flight).await } else { true };
+                mark_unowned(owned, &mut passed);
                 let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
                 let mut relay = Relay::new(*feed, flight, committed, ready, idle);
                 if let Some(class) = ended {
-                    relay.complete(class);
+                    relay.complete_with_last(class);
                 }
                 let mut response = Response::new(Body::Relay(Box::new(relay)));
                 *response.headers_mut() = passed;
@@ -387,7 +429,14 @@ impl Journey<'_> {
     fn without_route(&self, flight: Flight, choice: &Option<Choice>, failure: Option<Failure>) -> Response<Body> {
         match (failure, choice) {
             (Some(failure), _) => self.give_up(flight, failure, End::Exhausted),
-            (None, Some(choice)) => self.refuse(flight, &no_route(self.arrived.endpoint, choice)),
+            (None, Some(choice)) => {
+                let refusal = match flight.hold() {
+                    // Nobody knows when, or whether, the owner comes back.
+                    Some(hold) if select::soonest(choice).is_none() => hold.gone(),
+                    Some(_) | None => no_route(self.arrived.endpoint, choice),
+                };
+                self.refuse(flight, &refusal)
+            }
             (None, None) => unreachable!("the first choice is made in the pool of what was asked for"),
         }
     }
@@ -418,6 +467,20 @@ impl Journey<'_> {
             deployment,
         };
         marks.set(headers);
+    }
+}
+
+/// Waits until who owns the response is on the disk; whether it is.
+async fn sealed(flight: &mut Flight) -> bool {
+    match flight.seal() {
+        Some(seal) => seal.await,
+        None => true,
+    }
+}
+
+fn mark_unowned(owned: bool, headers: &mut HeaderMap) {
+    if !owned {
+        headers.insert("x-waybill-owned", HeaderValue::from_static("false"));
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use waybill_events::spool::Spool;
+use waybill_routing::ownership::{Name, Own, Owners};
 use waybill_routing::state::shared::{Shown, Viewer};
 use waybill_routing::state::{AFFINITY_RECORDS_MAX, State};
 use waybill_schema::event::{Effect, Event, Fact};
@@ -34,6 +35,19 @@ pub struct Ledger {
     epoch: u64,
     book: Mutex<Book>,
     lost: AtomicU64,
+    /// Those who have asked for the disk so far.
+    asked: AtomicU64,
+    /// Whose turn it is to wait for the disk, and how the last turn ended.
+    synced: tokio::sync::Mutex<Synced>,
+}
+
+/// How the disk stands.
+#[derive(Debug, Default)]
+struct Synced {
+    /// It has the facts of so many who asked.
+    upto: u64,
+    /// Whether it took them.
+    took: bool,
 }
 
 #[derive(Debug)]
@@ -45,6 +59,8 @@ struct Book {
     noted: Noted,
     /// Own facts about health that the shared state does not hold yet; nothing is kept where there is none.
     recent: Option<VecDeque<Fact>>,
+    /// The owners of the latest own responses.
+    owners: Owners,
 }
 
 /// What was read of a key in the shared state.
@@ -83,8 +99,17 @@ impl Ledger {
         Self {
             writer,
             epoch,
-            book: Mutex::new(Book { spool, state, takes: true, noted: Noted::default(), recent: None }),
+            book: Mutex::new(Book {
+                spool,
+                state,
+                takes: true,
+                noted: Noted::default(),
+                recent: None,
+                owners: Owners::with_capacity(AFFINITY_RECORDS_MAX),
+            }),
             lost: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            synced: tokio::sync::Mutex::default(),
         }
     }
 
@@ -151,6 +176,54 @@ impl Ledger {
     /// Brings all that was noted into the spool. Nothing may be sent before.
     pub fn flush(&self) {
         self.write(&mut self.lock());
+    }
+
+    /// Brings all that was noted onto the disk, and says whether it is there. Those who ask together wait for the disk
+    /// once.
+    pub async fn seal(&self) -> bool {
+        let turn = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut synced = self.synced.lock().await;
+        if synced.upto >= turn {
+            return synced.took;
+        }
+        let upto = self.asked.load(Ordering::Acquire);
+        let took = self.sync().await;
+        *synced = Synced { upto, took };
+        took
+    }
+
+    async fn sync(&self) -> bool {
+        let syncer = {
+            let mut book = self.lock();
+            self.write(&mut book);
+            book.spool.syncer().filter(|_| book.takes)
+        };
+        let Some(syncer) = syncer else { return false };
+        match tokio::task::spawn_blocking(move || syncer.sync()).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::error!(%error, "the disk under the spool takes nothing");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Whether the spool took the last facts.
+    pub fn records(&self) -> bool {
+        self.lock().takes
+    }
+
+    /// What this gateway itself knows of a response's owner.
+    pub fn own(&self, name: &Name) -> Own {
+        let book = self.lock();
+        let owner = book.owners.get(name).map(|held| held.owner.clone());
+        Own { writer: self.writer.clone(), epoch: self.epoch, owner, forgotten: book.owners.forgotten() }
+    }
+
+    /// Forgets an owner whose facts may be lost.
+    pub fn disown(&self, name: &Name) {
+        self.lock().owners.disown(name);
     }
 
     /// Brings all that was noted into the spool, and what was lost on record: nothing is recorded after a clean stop.
@@ -235,8 +308,11 @@ impl Ledger {
 }
 
 impl Book {
-    /// Keeps a fact about health, where they are kept.
+    /// Keeps who owns a response, and a fact about health where those are kept.
     fn keep(&mut self, fact: Fact) {
+        if let Event::Ownership(ownership) = &fact.event {
+            self.owners.apply(ownership, fact.revision.number, fact.at);
+        }
         let Some(recent) = &mut self.recent else { return };
         if matches!(&fact.event, Event::Attempt(attempt) if attempt.effect != Effect::None) {
             if recent.len() >= RECENT_MAX {
@@ -250,7 +326,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use waybill_events::spool::Options;
-    use waybill_schema::event::Alive;
+    use waybill_schema::event::{Alive, Endpoint, Ownedness, Ownership, SessionSource};
 
     use super::*;
 
@@ -267,5 +343,61 @@ mod tests {
         assert_eq!(ledger.record(Time(0), vec![Event::Alive(Alive { last: 0 })]), None);
         let standing = ledger.standing();
         assert_eq!((standing.lost, standing.records), (1, false));
+    }
+
+    fn owns(response: &str) -> Event {
+        Event::Ownership(Box::new(Ownership {
+            response: response.into(),
+            state: Ownedness::Final,
+            request: "r".into(),
+            scope: "acme".into(),
+            model: "gpt".into(),
+            endpoint: Endpoint::Responses,
+            deployment: "a/gpt".into(),
+            channel: "a".into(),
+            incarnation: 1,
+            session: "s".into(),
+            source: SessionSource::Explicit,
+        }))
+    }
+
+    fn name(response: &str) -> Name {
+        Name { scope: "acme".into(), response: response.into() }
+    }
+
+    #[tokio::test]
+    async fn what_was_noted_before_a_seal_is_in_the_spool_after_it() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let (mut spool, mut reader, _) = Spool::open(dir.path(), Options::default()).expect("a new spool opens");
+        spool.begin(1).expect("a first epoch begins");
+        let ledger = std::sync::Arc::new(Ledger::new("gw".into(), 1, spool, State::default()));
+        let names: Vec<String> = (0..20).map(|n| format!("h{n}")).collect();
+        let mut sealed = tokio::task::JoinSet::new();
+        for response in &names {
+            ledger.note(Time(0), vec![owns(response)]);
+            let ledger = ledger.clone();
+            sealed.spawn(async move { ledger.seal().await });
+        }
+        assert_eq!(sealed.join_all().await, [true; 20]);
+        let batch = reader.next_batch(100, 1 << 20).expect("the spool can be read").expect("it holds facts");
+        assert_eq!(batch.count, 20);
+        let own = ledger.own(&name("h7"));
+        assert_eq!((own.epoch, own.owner.map(|owner| owner.deployment), own.forgotten), (1, Some("a/gpt".into()), 0));
+        assert_eq!(ledger.own(&name("none")).owner, None);
+        ledger.disown(&name("h7"));
+        assert_eq!(ledger.own(&name("h7")).owner, None);
+    }
+
+    /// DESIGN.md section 4, step 8: "if neither is possible the answer is still delivered, marked unowned".
+    #[tokio::test]
+    async fn a_seal_on_a_full_spool_is_none() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let options = Options { spool_bytes_max: 1, ..Options::default() };
+        let (mut spool, _reader, _) = Spool::open(dir.path(), options).expect("a new spool opens");
+        spool.begin(1).expect("a first epoch begins");
+        let ledger = Ledger::new("gw".into(), 1, spool, State::default());
+        ledger.note(Time(0), vec![owns("h")]);
+        assert!(!ledger.seal().await);
+        assert!(!ledger.records());
     }
 }

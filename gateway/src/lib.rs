@@ -5,6 +5,7 @@
 pub mod server;
 pub mod proxy;
 pub mod body;
+pub mod continuation;
 pub mod journey;
 pub mod failure;
 pub mod flight;

@@ -48,6 +48,7 @@ pub struct Metrics {
     attempts: Family<OfAttempt, Counter<u64, AtomicU64>>,
     refusals: Family<OfRefusal, Counter<u64, AtomicU64>>,
     state_reads: Family<OfRead, Counter<u64, AtomicU64>>,
+    unowned: Counter<u64, AtomicU64>,
     latency: Histogram,
 }
 
@@ -57,6 +58,7 @@ impl Default for Metrics {
         let (in_flight, requests, attempts) = (Gauge::default(), Family::default(), Family::default());
         let catalogue_followed = Gauge::default();
         let (refusals, state_reads) = (Family::default(), Family::default());
+        let unowned = Counter::default();
         let latency = Histogram::new(LATENCY_SECONDS);
         registry.register("requests_in_flight", "Requests on their way now", in_flight.clone());
         let followed = "1 while the catalogue in the log can be followed, else 0";
@@ -65,13 +67,18 @@ impl Default for Metrics {
         registry.register("attempts", "Sends that ended, by channel and class", attempts.clone());
         registry.register("refusals", "Requests refused here, by code", refusals.clone());
         registry.register("state_reads", "Reads of the shared state by requests, by outcome", state_reads.clone());
+        registry.register(
+            "responses_unowned",
+            "Responses given out whose owner could not be recorded",
+            unowned.clone(),
+        );
         registry.register_with_unit(
             "request_duration",
             "From the first byte read to the last fact recorded",
             Unit::Seconds,
             latency.clone(),
         );
-        Self { registry, in_flight, catalogue_followed, requests, attempts, refusals, state_reads, latency }
+        Self { registry, in_flight, catalogue_followed, requests, attempts, refusals, state_reads, unowned, latency }
     }
 }
 
@@ -97,6 +104,11 @@ impl Metrics {
     /// Counts a request's read of the shared state, or that it was spared.
     pub fn state_read(&self, outcome: &'static str) {
         self.state_reads.get_or_create(&OfRead { outcome }).inc();
+    }
+
+    /// Counts a response that was given out though its owner could not be recorded.
+    pub fn unowned(&self) {
+        self.unowned.inc();
     }
 
     /// All counters as OpenMetrics text.

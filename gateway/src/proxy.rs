@@ -13,11 +13,12 @@ use waybill_routing::request::{self, Inbound};
 use waybill_routing::session::{self, Identity, Signals, Whose};
 use waybill_schema::catalogue::{Key, Pool};
 use waybill_schema::event::{Context, Endpoint};
-use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId};
+use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId, SessionId};
 use waybill_schema::secret::DeploymentSecret;
 
 use crate::answer::{self, Body};
 use crate::body;
+use crate::continuation::{self, Tie};
 use crate::flight::{Crossing, Departure, Flight};
 use crate::journey::Journey;
 use crate::ledger::Ledger;
@@ -26,7 +27,7 @@ use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::SharedState;
 use crate::traffic::Traffic;
-use crate::upstream::Upstream;
+use crate::upstream::{Errand, Upstream};
 
 /// The data plane.
 #[derive(Debug)]
@@ -59,12 +60,20 @@ pub(crate) struct Arrived {
     pub(crate) begun: Instant,
 }
 
-/// Answers one request to an endpoint of a dialect.
-pub async fn handle(gateway: Arc<Gateway>, endpoint: Endpoint, request: http::Request<Incoming>) -> Response<Body> {
+/// Answers one request to an endpoint of a dialect, or about a response that was made there.
+pub async fn handle(
+    gateway: Arc<Gateway>,
+    endpoint: Endpoint,
+    errand: Option<Errand>,
+    request: http::Request<Incoming>,
+) -> Response<Body> {
     let begun = Instant::now();
     let id = RequestId::new(uuid::Uuid::now_v7().to_string());
     let answered = match arrive(&gateway, endpoint, request, id.clone(), begun).await {
-        Ok(arrived) => serve(&gateway, &arrived).await,
+        Ok(arrived) => match errand {
+            None => serve(&gateway, &arrived).await,
+            Some(errand) => continuation::ask(&gateway, &arrived, errand).await,
+        },
         Err(refusal) => Err(refusal),
     };
     answered.unwrap_or_else(|refusal| {
@@ -119,15 +128,20 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     let (group, model) = destination(arrived, &inbound)?;
     let pool = arrived.serving.catalogue.asked(&arrived.key, &group, model);
     let pool = pool.ok_or_else(|| Refusal::ModelNotFound(model.to_owned()))?;
-    let context = context(gateway, arrived, &inbound, &pool, model)?;
+    let tie = Tie::find(gateway, arrived, &inbound, model).await?;
+    let pool = tie.narrow(pool, arrived)?;
+    let context = context(gateway, arrived, &inbound, &pool, model, tie.parent())?;
     let flight = Flight::new(Departure {
         gateway: gateway.clone(),
         serving: arrived.serving.clone(),
         key: arrived.key.clone(),
         pool,
-        crossing: crossing(&inbound),
+        // A continuation stays at its owner (S3.16).
+        crossing: if tie.hold.is_some() { Crossing::Never } else { crossing(&inbound) },
         request: arrived.request.clone(),
         context,
+        hold: tie.hold,
+        kept: tie.kept,
         begun: arrived.begun,
     });
     let deadline = Instant::now() + Duration::from_secs(arrived.serving.config.retry.timeout_seconds.into());
@@ -166,6 +180,7 @@ fn context(
     inbound: &Inbound<'_>,
     pool: &Pool,
     model: &str,
+    parent: Option<&SessionId>,
 ) -> Result<Context, Refusal> {
     let Arrived { endpoint, key, serving, .. } = arrived;
     let scope = ScopeId::new(key.id.as_str());
@@ -176,6 +191,7 @@ fn context(
             secret: &gateway.secret,
             headers: &|name| arrived.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(),
             aliases: &serving.config.session.aliases,
+            parent,
             fresh: &fresh,
         },
         inbound,

@@ -6,6 +6,7 @@
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
+use waybill_routing::ownership::Unowned;
 use waybill_routing::request::BadBody;
 use waybill_routing::session::SessionError;
 use waybill_schema::event::Endpoint;
@@ -14,6 +15,9 @@ use crate::answer::{Body, full};
 
 /// The longest `Retry-After` that clients honour, in seconds (CLIENTS.md, rule 7).
 pub const RETRY_AFTER_MAX: u64 = 60;
+
+/// How long to wait where nobody can say who owns a response, in milliseconds: as long as a projection takes to catch up.
+const OWNERSHIP_WAIT_MS: u64 = 2_000;
 
 /// Why Waybill answers with an error of its own.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +49,15 @@ pub enum Refusal {
     /// The session signals are malformed or disagree.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// The request goes on from a response that cannot be continued.
+    #[error(transparent)]
+    Parent(Unowned),
+    /// The request is about a response that cannot be reached.
+    #[error(transparent)]
+    Response(Unowned),
+    /// The request would leave something behind at an upstream, and nobody could tell later where.
+    #[error("nothing can be recorded now, and this request needs a record")]
+    NoRecord,
     /// The key does not reach the group.
     #[error("the key may not use the group `{0}`")]
     GroupNotAllowed(String),
@@ -131,6 +144,17 @@ impl Refusal {
             Self::BodyPacked => caller(StatusCode::BAD_REQUEST, "invalid_body"),
             Self::BadBody(_) => caller(StatusCode::BAD_REQUEST, "invalid_body"),
             Self::Session(error) => caller(StatusCode::BAD_REQUEST, error.code()),
+            Self::Parent(Unowned::Unreadable) | Self::Response(Unowned::Unreadable) | Self::NoRecord => Shape {
+                openai_type: "server_error",
+                anthropic_type: "overloaded_error",
+                ..caller(StatusCode::SERVICE_UNAVAILABLE, "ownership_unavailable")
+            },
+            Self::Parent(why) => Shape { retry: Some(false), ..caller(StatusCode::BAD_REQUEST, why.code()) },
+            Self::Response(why) => Shape {
+                anthropic_type: "not_found_error",
+                retry: Some(false),
+                ..caller(StatusCode::NOT_FOUND, why.code())
+            },
             Self::GroupNotAllowed(_) => {
                 Shape { anthropic_type: "permission_error", ..caller(StatusCode::FORBIDDEN, "group_not_allowed") }
             }
@@ -168,6 +192,8 @@ impl Refusal {
         match self {
             Self::BadBody(error) => error.param(),
             Self::Session(error) => error.param(),
+            Self::Parent(_) => Some("previous_response_id"),
+            Self::Response(_) => Some("response_id"),
             Self::ModelNotFound(_) => Some("model"),
             Self::InvalidApiKey
             | Self::TooLarge { .. }
@@ -175,6 +201,7 @@ impl Refusal {
             | Self::BodySilent
             | Self::UnknownCoding(_)
             | Self::BodyPacked
+            | Self::NoRecord
             | Self::GroupNotAllowed(_)
             | Self::NoRoute { .. }
             | Self::Upstream { .. }
@@ -190,6 +217,9 @@ impl Refusal {
         match self {
             Self::NoRoute { soonest_ms, .. } => *soonest_ms,
             Self::Upstream { retry_after_ms, .. } => *retry_after_ms,
+            Self::Parent(Unowned::Unreadable) | Self::Response(Unowned::Unreadable) | Self::NoRecord => {
+                Some(OWNERSHIP_WAIT_MS)
+            }
             _ => None,
         }
     }

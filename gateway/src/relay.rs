@@ -21,8 +21,9 @@ use waybill_routing::sse::{self, Decoder};
 use waybill_schema::event::{Class, Effect, Endpoint, Outcome, Tokens};
 use waybill_schema::time::Time;
 
+use crate::continuation::Seal;
 use crate::failure::about_the_gateway;
-use crate::flight::{Flight, Landing, Learnt};
+use crate::flight::{Flight, Landing, Learnt, Seen};
 
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
 const CHARS_PER_TOKEN: u64 = 4;
@@ -122,7 +123,13 @@ impl Feed {
             usage.output = Tokens::Estimated(self.observer.output_chars().div_ceil(CHARS_PER_TOKEN));
         }
         let served_model = self.observer.served_model().map(|model| model.as_str().to_owned());
-        Learnt { status: Some(200), usage, served_model }
+        let response = self.response_id().map(|id| Seen { id: id.into(), ended: false });
+        Learnt { status: Some(200), usage, served_model, response }
+    }
+
+    /// The id that the upstream gave the response, once it has been seen.
+    pub fn response_id(&self) -> Option<&str> {
+        self.observer.response_id()
     }
 
     fn understand(&mut self, event: sse::Event) -> Passed {
@@ -151,6 +158,9 @@ pub struct Relay {
     flight: Flight,
     /// What has been read and not yet handed on.
     ready: VecDeque<Bytes>,
+    /// What must have come about before the last event goes out, and that event.
+    seal: Option<Seal>,
+    last: Bytes,
     idle: Pin<Box<Sleep>>,
     idle_limit: Duration,
     /// When the client last took something: a feed that nobody reads is not silent.
@@ -171,7 +181,19 @@ impl Relay {
         idle_limit: Duration,
     ) -> Self {
         let idle = Box::pin(tokio::time::sleep(idle_limit));
-        Self { feed, flight, ready, idle, idle_limit, last_taken: Instant::now(), ended: false, gathered: 0, turns: 0 }
+        Self {
+            feed,
+            flight,
+            ready,
+            seal: None,
+            last: Bytes::new(),
+            idle,
+            idle_limit,
+            last_taken: Instant::now(),
+            ended: false,
+            gathered: 0,
+            turns: 0,
+        }
     }
 
     /// The next bytes for the client, always whole events; `None` at the end.
@@ -192,11 +214,27 @@ impl Relay {
             }
             waiting = self.ready.iter().map(Bytes::len).sum();
         }
+        if self.poll_seal(cx).is_ready() && !self.last.is_empty() {
+            waiting += self.last.len();
+            self.ready.push_back(std::mem::take(&mut self.last));
+        }
         if waiting > 0 {
             (self.gathered, self.turns) = (0, 0);
             return Poll::Ready(Some(joined(&mut self.ready)));
         }
+        if self.seal.is_some() {
+            return Poll::Pending;
+        }
         self.poll_rest(cx).map(|()| None)
+    }
+
+    /// Waits for what the last event waits for.
+    fn poll_seal(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(seal) = &mut self.seal {
+            std::task::ready!(Pin::new(seal).poll(cx));
+            self.seal = None;
+        }
+        Poll::Ready(())
     }
 
     /// Whether the upstream's connection gets another turn to hand over more, before what waits goes out.
@@ -227,7 +265,7 @@ impl Relay {
                 Frame::Terminal(terminal) => match class_of(terminal) {
                     Some(class) => {
                         self.complete(class);
-                        self.ready.push_back(bytes);
+                        self.last = bytes;
                     }
                     None => self.break_off(Transport::Cut),
                 },
@@ -241,11 +279,21 @@ impl Relay {
         }
     }
 
-    /// Ends as a success. The facts are in the spool before the terminal bytes go out (DESIGN.md, section 4, step 8).
-    pub fn complete(&mut self, class: Class) {
-        self.flight.succeeded(class, self.feed.learnt(), 200);
+    /// Ends as a success. The facts are in the spool before the terminal bytes go out, and who owns the response is on
+    /// the disk (DESIGN.md, section 4, step 8).
+    fn complete(&mut self, class: Class) {
+        let mut learnt = self.feed.learnt();
+        learnt.response.iter_mut().for_each(|seen| seen.ended = true);
+        self.flight.succeeded(class, learnt, 200);
         self.flight.flush();
+        self.seal = self.flight.seal();
         self.ended = true;
+    }
+
+    /// The same where the last event has been read already: it is the last of what waits.
+    pub fn complete_with_last(&mut self, class: Class) {
+        self.complete(class);
+        self.last = self.ready.pop_back().unwrap_or_default();
     }
 
     /// The upstream itself reports an error in mid-stream: its own words go on to the client, unless they are about the

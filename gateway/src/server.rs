@@ -32,6 +32,7 @@ use crate::answer::{Body, full};
 use crate::models;
 use crate::proxy::{self, Gateway};
 use crate::refusal::Refusal;
+use crate::upstream::Errand;
 
 /// How long a client may take to send its request head, in seconds.
 const HEAD_SECONDS: u64 = 30;
@@ -141,7 +142,7 @@ struct Door {
 /// Leads a request on. Those to a dialect, which are nearly all, go straight to the proxy; axum leads to the rest.
 async fn lead(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let mut response = match dialect(&request) {
-        Some(endpoint) => proxy::handle(door.gateway.clone(), endpoint, request).await,
+        Some((endpoint, errand)) => proxy::handle(door.gateway.clone(), endpoint, errand, request).await,
         None => {
             let Ok(page) = door.pages.clone().oneshot(request.map(axum::body::Body::new)).await;
             page.map(Body::Page)
@@ -151,16 +152,21 @@ async fn lead(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Bo
     Ok(response)
 }
 
-/// The endpoint that a request is for.
-fn dialect(request: &Request<Incoming>) -> Option<Endpoint> {
-    match (request.method(), request.uri().path()) {
-        (&Method::POST, CHAT) => Some(Endpoint::Chat),
-        (&Method::POST, RESPONSES) => Some(Endpoint::Responses),
-        (&Method::POST, MESSAGES) => Some(Endpoint::Messages),
-        (&Method::POST, COUNT_TOKENS) => Some(Endpoint::CountTokens),
-        (&Method::POST, EMBEDDINGS) => Some(Endpoint::Embeddings),
-        _ => None,
+/// The endpoint that a request is for, and what it asks of a response that was made there.
+fn dialect(request: &Request<Incoming>) -> Option<(Endpoint, Option<Errand>)> {
+    let path = request.uri().path();
+    if let Some(response) = path.strip_prefix(RESPONSES).and_then(|path| path.strip_prefix('/')) {
+        return Some((Endpoint::Responses, Some(Errand::read(request.method(), response)?)));
     }
+    let endpoint = match (request.method(), path) {
+        (&Method::POST, CHAT) => Endpoint::Chat,
+        (&Method::POST, RESPONSES) => Endpoint::Responses,
+        (&Method::POST, MESSAGES) => Endpoint::Messages,
+        (&Method::POST, COUNT_TOKENS) => Endpoint::CountTokens,
+        (&Method::POST, EMBEDDINGS) => Endpoint::Embeddings,
+        _ => return None,
+    };
+    Some((endpoint, None))
 }
 
 const CHAT: &str = "/v1/chat/completions";
@@ -174,6 +180,7 @@ fn pages(house: Arc<House>) -> Router {
     Router::new()
         .route(CHAT, options(preflight))
         .route(RESPONSES, options(preflight).get(no_websocket))
+        .route("/v1/responses/{*response}", options(preflight))
         .route(MESSAGES, options(preflight))
         .route(COUNT_TOKENS, options(preflight))
         .route(EMBEDDINGS, options(preflight))
@@ -204,7 +211,7 @@ async fn preflight() -> Response<axum::body::Body> {
     let mut response = Response::new(axum::body::Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*, authorization"));
     response
 }

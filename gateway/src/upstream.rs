@@ -68,11 +68,24 @@ impl Upstream {
     }
 }
 
+/// What is asked of a response that an upstream keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errand {
+    /// The method.
+    pub method: Method,
+    /// The response's id, of characters that a path takes as they are.
+    pub id: String,
+    /// The path behind the id, such as `/cancel`; empty for the response itself.
+    pub rest: &'static str,
+}
+
 /// What one send is made of, apart from its body.
 #[derive(Debug)]
 pub struct Send<'a> {
     /// The API spoken.
     pub endpoint: Endpoint,
+    /// What is asked of a response that is there; nothing for one that is to be made.
+    pub errand: Option<&'a Errand>,
     /// Where it goes.
     pub place: &'a Place,
     /// The group it is sent for.
@@ -110,7 +123,7 @@ impl Send<'_> {
             self.internal(&mut headers);
         }
         let mut request = Request::new(Full::new(body));
-        *request.method_mut() = Method::POST;
+        *request.method_mut() = self.errand.map_or(Method::POST, |errand| errand.method.clone());
         *request.uri_mut() = self.uri()?;
         *request.headers_mut() = headers;
         Some(request)
@@ -125,10 +138,13 @@ impl Send<'_> {
             Endpoint::CountTokens => "/messages/count_tokens",
             Endpoint::Embeddings => "/embeddings",
         };
-        let text = match self.query {
-            Some(query) => format!("{base}{path}?{query}"),
-            None => format!("{base}{path}"),
-        };
+        let mut text = format!("{base}{path}");
+        if let Some(Errand { id, rest, .. }) = self.errand {
+            text.push_str(&format!("/{id}{rest}"));
+        }
+        if let Some(query) = self.query {
+            text.push_str(&format!("?{query}"));
+        }
         Uri::try_from(text).ok()
     }
 

@@ -15,6 +15,7 @@ use waybill_events::sqlite::{self, SqliteLog, integer, stored_frame};
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::Gate;
 use waybill_projections::usage::{Journal, Row, UsageFold};
+use waybill_schema::event::{Event, Fact};
 
 pub use verify::{TableSum, Verified, verify};
 
@@ -232,6 +233,9 @@ impl EmbeddedProjector {
                     if verdict.folds() {
                         usage.apply_noting(&fact, stored.seq.0, &mut rows, journal);
                     }
+                    if verdict.folds() && fresh {
+                        own(transaction, &fact)?;
+                    }
                     tell(&verdict);
                 }
                 Read::Unread(unread) => {
@@ -289,7 +293,13 @@ impl Replay {
         let fresh = seq > covered;
         each_fact::<ProjectError>(frame, |read| {
             match read {
-                Read::Fact(fact) => tell(&fold.apply(&fact, seq, rows)),
+                Read::Fact(fact) => {
+                    let verdict = fold.apply(&fact, seq, rows);
+                    if verdict.folds() && fresh {
+                        own(connection, &fact)?;
+                    }
+                    tell(&verdict);
+                }
                 Read::Unread(unread) => {
                     tell(&fold.gate.pass_over(&unread.revision));
                     if fresh {
@@ -312,6 +322,14 @@ fn frames_between(connection: &Connection, after: u64, before: u64) -> Result<Ve
     frames.collect()
 }
 
+/// Writes what `fact` says of a response's owner, if it does.
+fn own(connection: &Connection, fact: &Fact) -> Result<(), rusqlite::Error> {
+    match &fact.event {
+        Event::Ownership(ownership) => rows::own(connection, ownership, fact.at),
+        _ => Ok(()),
+    }
+}
+
 fn write(connection: &Connection, rows: &[Row]) -> Result<(), rusqlite::Error> {
     let n_left_out = rows::insert(connection, rows)?;
     if n_left_out > 0 {
@@ -326,7 +344,7 @@ mod tests {
     use tempfile::TempDir;
     use waybill_events::log::{AppendError, Log};
     use waybill_projections::story::Teller;
-    use waybill_schema::event::{Class, Epoch, Fact, Outcome};
+    use waybill_schema::event::{Class, Endpoint, Epoch, Outcome, Ownedness, Ownership, SessionSource};
     use waybill_schema::frame::Frame;
 
     use waybill_schema::time::Time;
@@ -384,7 +402,7 @@ mod tests {
         }
 
         fn everything(&self) -> Vec<String> {
-            let tables = ["usage_events", "usage_attempts", "sessions", "quarantine", "checkpoints"];
+            let tables = ["usage_events", "usage_attempts", "sessions", "response_owners", "quarantine", "checkpoints"];
             tables.iter().flat_map(|table| self.rows(&format!("SELECT * FROM {table} ORDER BY 1, 2"))).collect()
         }
     }
@@ -432,6 +450,49 @@ mod tests {
             store.rows(EVENTS),
             ["r acme acme main gpt responses 1 s-1 explicit header:x-session-id conv 1 0 success - 200 2 b 70 2 6"],
         );
+    }
+
+    /// S3.9, S3.24
+    #[test]
+    fn the_first_owner_of_a_response_stands_and_becomes_final_once() {
+        let mut store = Store::new();
+        let gw = &mut store.gateway;
+        let owns = |response: &str, deployment: &str, state| {
+            Event::Ownership(Box::new(Ownership {
+                response: response.into(),
+                state,
+                request: "r".into(),
+                scope: "acme".into(),
+                model: "gpt".into(),
+                endpoint: Endpoint::Responses,
+                deployment: deployment.into(),
+                channel: "a".into(),
+                incarnation: 3,
+                session: "s-1".into(),
+                source: SessionSource::Parent,
+            }))
+        };
+        let (provisional, ended) = (Ownedness::Provisional, Ownedness::Final);
+        let facts = [
+            gw.starts(0),
+            gw.says(1, owns("h1", "a", provisional)),
+            gw.says(2, owns("h1", "a", ended)),
+            gw.says(3, owns("h2", "a", provisional)),
+            gw.says(4, owns("h2", "b", ended)),
+            gw.says(5, owns("h3", "c", ended)),
+            gw.says(6, owns("h3", "c", provisional)),
+        ];
+        facts.iter().for_each(|fact| store.tell(std::slice::from_ref(fact)));
+        let expected = [
+            "acme h1 gpt responses final 1 r a a 3 s-1 parent",
+            "acme h2 gpt responses provisional 3 r a a 3 s-1 parent",
+            "acme h3 gpt responses final 5 r c a 3 s-1 parent",
+        ];
+        assert_eq!(store.rows("SELECT * FROM response_owners ORDER BY response"), expected);
+        store.log.connection().execute_batch("UPDATE checkpoints SET fold_version = 0").expect("a row can be changed");
+        let store = store.reopen().expect("the file opens");
+        assert!(store.start.rebuilt);
+        assert_eq!(store.rows("SELECT * FROM response_owners ORDER BY response"), expected);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use waybill_projections::sessions::{Activity, Session, Sessions, Totals};
 use waybill_projections::usage::{Row, UsageAttempt, UsageEvent};
 use waybill_projections::word::Word;
 use waybill_schema::FOLD_VERSION;
-use waybill_schema::event::{Tokens, Usage};
+use waybill_schema::event::{Ownership, Tokens, Usage};
 use waybill_schema::frame::FrameError;
 use waybill_schema::time::Time;
 
@@ -64,6 +64,7 @@ impl Checkpoint {
 pub(crate) fn clear(connection: &Connection) -> Result<(), rusqlite::Error> {
     connection.execute_batch(
         "DELETE FROM usage_events; DELETE FROM usage_attempts; DELETE FROM sessions; DELETE FROM quarantine;
+         DELETE FROM response_owners;
          DELETE FROM checkpoints WHERE name = 'usage';",
     )
 }
@@ -103,6 +104,25 @@ fn merge_sessions(connection: &Connection, mut sessions: Sessions) -> Result<(),
     stand.into_iter().for_each(|session| sessions.merge(session));
     let mut put = connection.prepare_cached(PUT_SESSION)?;
     sessions.rows().try_for_each(|session| put_session(&mut put, session))
+}
+
+/// Writes who made a response: the first to be seen stands, and becomes final where the same deployment says so.
+pub(crate) fn own(connection: &Connection, ownership: &Ownership, seen: Time) -> Result<(), rusqlite::Error> {
+    connection.prepare_cached(INSERT_OWNER)?.execute(params![
+        ownership.scope.as_str(),
+        ownership.response,
+        ownership.model.as_str(),
+        Word(ownership.endpoint).to_string(),
+        Word(ownership.state).to_string(),
+        seen.0,
+        ownership.request.as_str(),
+        ownership.deployment.as_str(),
+        ownership.channel.as_str(),
+        integer(ownership.incarnation),
+        ownership.session.as_str(),
+        Word(ownership.source).to_string(),
+    ])?;
+    Ok(())
 }
 
 /// Keeps a line that cannot be decoded.
@@ -208,6 +228,13 @@ const INSERT_EVENT: &str =
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21,
                    ?22, ?23, ?24)
                ON CONFLICT DO NOTHING";
+
+const INSERT_OWNER: &str =
+    "INSERT INTO response_owners (scope, response, model, endpoint, state, seen, request_id, deployment, channel,
+                   incarnation, session_id, session_source)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+               ON CONFLICT (scope, response) DO UPDATE SET state = excluded.state
+                   WHERE excluded.state = 'final' AND excluded.deployment = response_owners.deployment";
 
 const INSERT_ATTEMPT: &str =
     "INSERT INTO usage_attempts (request_id, attempt, started, ended, member, deployment, upstream_model,

@@ -94,6 +94,13 @@ pub struct Price {
     pub cache_write: Option<u64>,
 }
 
+impl Channel {
+    /// Whether both lead to the same account: what an upstream keeps under an id is found again through either.
+    pub fn connects_like(&self, other: &Self) -> bool {
+        self.base_url == other.base_url && self.api_keys == other.api_keys
+    }
+}
+
 /// How a group's requests stick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -421,6 +428,8 @@ pub struct Rows {
     /// The hash of the last configuration file that was applied.
     pub file: Option<String>,
     rows: BTreeMap<RowKey, Stored>,
+    /// The revision at which each channel's connection came to be what it is.
+    connections: BTreeMap<ChannelId, u64>,
 }
 
 /// Why a batch does not fit the rows.
@@ -462,10 +471,25 @@ impl Rows {
         }
         self.rows = rows;
         self.revision = batch.revision;
+        batch.ops.iter().for_each(|op| self.connect(op));
         if batch.file.is_some() {
             self.file.clone_from(&batch.file);
         }
         Ok(())
+    }
+
+    /// Notes where an op makes a connection another one.
+    fn connect(&mut self, op: &Op) {
+        let channel = |stored: &Option<Stored>| match stored {
+            Some(Stored { incarnation, row: Row::Channel(channel) }) => Some((*incarnation, channel.clone())),
+            _ => None,
+        };
+        match (channel(&op.before), channel(&op.after)) {
+            (Some((before, old)), Some((after, new))) if before == after && old.connects_like(&new) => {}
+            (_, Some((_, new))) => drop(self.connections.insert(new.id, self.revision)),
+            (Some((_, old)), None) => drop(self.connections.remove(&old.id)),
+            (None, None) => {}
+        }
     }
 
     /// The batch that brings these rows to `target`; its `ops` are empty when nothing differs.
@@ -527,6 +551,7 @@ pub struct Catalogue {
     pub channels: BTreeMap<ChannelId, Arc<Channel>>,
     /// The template of each key that has one: the first of its own, its team's and its organization's, whole (S3.10).
     pub templates: HashMap<KeyId, Arc<Template>>,
+    connections: BTreeMap<ChannelId, u64>,
     groups: HashMap<GroupId, Served>,
 }
 
@@ -558,7 +583,8 @@ struct ServedMember {
 impl Catalogue {
     /// Compiles `rows`; members whose group, route or channel is missing are left out (`check` names them).
     pub fn compile(rows: &Rows) -> Self {
-        let mut catalogue = Self { revision: rows.revision, ..Self::default() };
+        let (revision, connections) = (rows.revision, rows.connections.clone());
+        let mut catalogue = Self { revision, connections, ..Self::default() };
         let mut routes: Vec<Arc<Route>> = Vec::new();
         let mut members: Vec<(Arc<Member>, u64)> = Vec::new();
         let mut bindings = Bindings::default();
@@ -592,6 +618,12 @@ impl Catalogue {
         self.groups.get(group).map(|served| &served.group)
     }
 
+    /// The incarnation of a channel's connection: the revision at which the channel was made, or its base URL or its
+    /// credentials changed last.
+    pub fn connection(&self, channel: &ChannelId) -> Option<u64> {
+        self.connections.get(channel).copied()
+    }
+
     /// The pool that serves `model` in `group`: that of the most specific route with a member there.
     pub fn pool(&self, group: &GroupId, model: &str) -> Option<Arc<Pool>> {
         let served = self.groups.get(group)?;
@@ -619,6 +651,11 @@ impl Catalogue {
         self.group(group).is_some_and(|group| group.requestable)
     }
 
+    /// All deployments behind the names that `group` shows, patterns aside; `None` where there are none.
+    pub fn whole(&self, group: &GroupId) -> Option<&Arc<Pool>> {
+        self.groups.get(group)?.whole.as_ref()
+    }
+
     fn named<'k>(
         &self,
         group: &GroupId,
@@ -627,8 +664,7 @@ impl Catalogue {
     ) -> Option<Arc<Pool>> {
         let served = self.groups.get(group)?;
         let exact = served.exact.get(name).cloned();
-        // A group's whole pool: every deployment behind the names it shows, patterns aside.
-        let whole = || self.groups.get(as_group()?)?.whole.clone();
+        let whole = || self.whole(as_group()?).cloned();
         exact.or_else(whole).or_else(|| served.expand(name).map(Arc::new))
     }
 

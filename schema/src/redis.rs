@@ -9,6 +9,7 @@
 //! {prefix}g3:routeblock:{member}    {"incarnation":1,…            the models it does not serve
 //! {prefix}g3:health                 {version} [{"member":…        all members that are not healthy
 //! {prefix}g3:writer:{writer}        {epoch} {number} {time}       how far each writer is projected
+//! {prefix}g3:writers                gw-a gw-b …                   the writers that live in epochs
 //! {prefix}g3:o:{hash}               {"deployment":…               the owner of a response
 //! {prefix}rebuilding                {who}                         a rebuild under way, for some seconds
 //! {prefix}claim:{hash}              {"route_id":…                 a claim, for 30 s
@@ -20,7 +21,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::FOLD_VERSION;
-use crate::event::{Class, Endpoint, Ownedness, SessionSource};
+use crate::event::{Class, Endpoint, Ownedness, Ownership, SessionSource};
 use crate::frame::CHAIN_START;
 use crate::id::{
     AffinityKey, ChannelId, DeploymentId, GroupId, MemberId, ModelName, Revision, ScopeId, SessionId, WriterId,
@@ -32,6 +33,9 @@ use crate::time::Time;
 pub const CLAIM_MS: u64 = 30_000;
 /// How long a record stays in Redis after its deadline, in milliseconds.
 pub const TIDY_AFTER_MS: i64 = 600_000;
+/// How long an owner stays in Redis after its response was seen, in milliseconds: 30 days, as long as OpenAI keeps a
+/// response itself.
+pub const OWNER_LIFE_MS: i64 = 30 * 24 * 3_600_000;
 /// A health version has so many characters.
 pub const VERSION_CHARS: usize = 32;
 
@@ -97,7 +101,24 @@ impl Generation {
 
     /// A writer's key behind the prefix.
     pub fn writer_within(writer: &WriterId) -> String {
-        format!("writer:{writer}")
+        format!("{}{writer}", Self::writers_begin_within())
+    }
+
+    /// What every writer's key begins with, behind the prefix.
+    pub fn writers_begin_within() -> &'static str {
+        "writer:"
+    }
+
+    /// The key of the writers' names behind the prefix.
+    pub fn writers_within() -> &'static str {
+        "writers"
+    }
+
+    /// The key of a response's owner behind the prefix.
+    pub fn owner_within(owned: &Owned<'_>) -> String {
+        let Owned { scope, response } = owned;
+        let length = (scope.as_str().len() as u64).to_be_bytes();
+        format!("o:{}", sum128(&[&length, scope.as_str().as_bytes(), response.as_bytes()]))
     }
 
     /// Who projects, how far, and which generation was read before: a hash of `epoch`, `mark` and `before`.
@@ -135,14 +156,14 @@ impl Generation {
         self.named(&Self::writer_within(writer))
     }
 
+    /// The names of the writers that live in epochs, with a space between them.
+    pub fn writers(&self) -> String {
+        self.named(Self::writers_within())
+    }
+
     /// The owner of a response.
     pub fn owner(&self, owned: &Owned<'_>) -> String {
-        let Owned { scope, model, endpoint, response } = owned;
-        let endpoint = serde_json::to_string(endpoint).expect("an endpoint is text");
-        let parts = [scope.as_str(), model.as_str(), &endpoint, response].map(str::as_bytes);
-        let lengths = parts.map(|part| part.len().to_be_bytes());
-        let sum = sum128(&[&lengths.concat(), parts[0], parts[1], parts[2], parts[3]]);
-        self.named(&format!("o:{sum}"))
+        self.named(&Self::owner_within(owned))
     }
 
     /// Whether `key` is that of an owner.
@@ -160,15 +181,11 @@ pub fn hash(key: &AffinityKey) -> String {
     sum128(&[key.as_str().as_bytes()])
 }
 
-/// What an owner is looked up by.
+/// What an owner is looked up by: a request for a response names neither model nor endpoint (S3.9).
 #[derive(Clone, Copy, Debug)]
 pub struct Owned<'a> {
     /// The tenant.
     pub scope: &'a ScopeId,
-    /// The model the client named.
-    pub model: &'a ModelName,
-    /// The API spoken.
-    pub endpoint: Endpoint,
     /// The keyed hash of the response id.
     pub response: &'a str,
 }
@@ -338,12 +355,32 @@ pub struct Owner {
     pub channel: ChannelId,
     /// The connection's incarnation.
     pub incarnation: u64,
+    /// The model the client named.
+    pub model: ModelName,
+    /// The API spoken.
+    pub endpoint: Endpoint,
     /// The session.
     pub session: SessionId,
     /// Where the session came from.
     pub source: SessionSource,
     /// How firmly.
     pub state: Ownedness,
+}
+
+impl Owner {
+    /// What `ownership` says.
+    pub fn of(ownership: &Ownership) -> Self {
+        Self {
+            deployment: ownership.deployment.clone(),
+            channel: ownership.channel.clone(),
+            incarnation: ownership.incarnation,
+            model: ownership.model.clone(),
+            endpoint: ownership.endpoint,
+            session: ownership.session.clone(),
+            source: ownership.source,
+            state: ownership.state,
+        }
+    }
 }
 
 impl Value for Pin {}
@@ -484,12 +521,9 @@ mod tests {
     }
 
     #[test]
-    fn owners_of_other_scopes_and_models_have_other_keys() {
+    fn owners_of_other_scopes_have_other_keys() {
         let generation = Keys::new("").generation(1);
-        let of = |scope: &str, model: &str| {
-            let (scope, model) = (scope.into(), model.into());
-            generation.owner(&Owned { scope: &scope, model: &model, endpoint: Endpoint::Responses, response: "r" })
-        };
+        let of = |scope: &str, response: &str| generation.owner(&Owned { scope: &scope.into(), response });
         assert_eq!(of("a", "bc"), of("a", "bc"));
         assert_ne!(of("a", "bc"), of("ab", "c"));
     }

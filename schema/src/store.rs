@@ -4,6 +4,7 @@
 pub const SQLITE_MIGRATIONS: &[(&str, &str)] = &[
     ("V1__log_and_usage", include_str!("../migrations/V1__log_and_usage.sql")),
     ("V2__sessions", include_str!("../migrations/V2__sessions.sql")),
+    ("V3__response_owners", include_str!("../migrations/V3__response_owners.sql")),
 ];
 
 /// The migrations of the Postgres schema [`POSTGRES_SCHEMA`].
@@ -14,6 +15,7 @@ pub const POSTGRES_MIGRATIONS: &[(&str, &str)] =
 pub const GENERATION_MIGRATIONS: &[(&str, &str)] = &[
     ("V1__usage_and_changes", include_str!("../migrations/generation/V1__usage_and_changes.sql")),
     ("V2__sessions", include_str!("../migrations/generation/V2__sessions.sql")),
+    ("V3__owner_key", include_str!("../migrations/generation/V3__owner_key.sql")),
 ];
 
 /// The Postgres schema that people and programs read: the list of generations, and views of the live one.

@@ -11,6 +11,7 @@ use waybill_schema::catalogue::{
 };
 use waybill_schema::event::Batch;
 use waybill_schema::id::{GroupId, ModelName};
+use waybill_schema::secret::SecretRef;
 
 fn channel(id: &str, base_url: &str) -> Row {
     Row::Channel(Channel {
@@ -334,4 +335,30 @@ proptest! {
             prop_assert!(rows.batch_to(target.clone(), "me", "test", None).ops.is_empty());
         }
     }
+}
+
+/// S3.24: what an upstream keeps is found again only over the connection that it was made over.
+#[test]
+fn a_connection_is_another_one_when_its_address_or_its_credentials_change_and_when_it_is_made_again() {
+    let mut rows = Rows::default();
+    let mut connection_after = |target: &[Row]| {
+        bring(&mut rows, target);
+        let catalogue = Catalogue::compile(&rows);
+        ["a", "b"].map(|channel| catalogue.connection(&channel.into()))
+    };
+    let changed = |change: &dyn Fn(&mut Channel)| {
+        let Row::Channel(mut row) = channel("a", "http://a") else { unreachable!("a channel is one") };
+        change(&mut row);
+        Row::Channel(row)
+    };
+    let key = |name: &str| vec![SecretRef::Env(name.to_owned())];
+    assert_eq!(connection_after(&[channel("a", "http://a")]), [Some(1), None]);
+    assert_eq!(connection_after(&[channel("a", "http://a"), channel("b", "http://b")]), [Some(1), Some(2)]);
+    let same = |row: &mut Channel| (row.status, row.dialects) = (Status::Disabled, vec![Dialect::Responses]);
+    assert_eq!(connection_after(&[changed(&same)]), [Some(1), None]);
+    assert_eq!(connection_after(&[changed(&|row| row.base_url = "http://c".to_owned())]), [Some(4), None]);
+    assert_eq!(connection_after(&[changed(&|row| row.api_keys = key("A"))]), [Some(5), None]);
+    assert_eq!(connection_after(&[changed(&|row| row.api_keys = key("B"))]), [Some(6), None]);
+    assert_eq!(connection_after(&[]), [None, None]);
+    assert_eq!(connection_after(&[changed(&|row| row.api_keys = key("B"))]), [Some(8), None]);
 }

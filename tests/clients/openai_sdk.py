@@ -120,9 +120,10 @@ def refusals():
     refused("unknown model", lambda: client.chat.completions.create(**hello | {"model": "no-such-model"}))
     conflict = {"extra_headers": {"X-Session-Id": "one"}, "extra_body": {"session_id": "two"}}
     refused("session conflict", lambda: client.chat.completions.create(**hello, **conflict))
-    first = client.responses.create(model=MODEL, input="Hello")
-    further = {"model": MODEL, "input": "And then?", "previous_response_id": first.id}
+    further = {"model": MODEL, "input": "And then?", "previous_response_id": "resp_nobodys"}
     refused("previous response", lambda: client.responses.create(**further))
+    refused("previous response, streamed", lambda: client.responses.create(**further, stream=True))
+    refused("response", lambda: client.responses.retrieve("resp_nobodys"))
 
 
 def refused(case, ask):

@@ -36,6 +36,11 @@ impl Client {
         Self { addr, key: key.to_owned(), pooled: Pooled::builder(TokioExecutor::new()).build(connector) }
     }
 
+    /// The same client with another key.
+    pub(crate) fn with_key(&self, key: &str) -> Self {
+        Self { key: key.to_owned(), ..self.clone() }
+    }
+
     /// Sends a request and waits for the head.
     pub(crate) async fn open(
         &self,

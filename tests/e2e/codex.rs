@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use waybill_simulator::Call;
 
+use crate::fleet::ready_when;
 use crate::program::{facts, installed, program, run};
 use crate::wiretap::Wiretap;
 use crate::world::{KEY, Plan, World};
@@ -109,4 +110,29 @@ async fn codex_falls_back_from_websocket_to_post() {
     let refused = "GET /v1/responses HTTP/1.1 -> HTTP/1.1 426 Upgrade Required";
     let answered = "POST /v1/responses HTTP/1.1 -> HTTP/1.1 200 OK";
     assert_eq!(wire.notes(), [refused, answered, answered, refused, answered]);
+}
+
+/// Issue 5: with the owner of its conversation gone Codex, which sends the whole of it, goes on elsewhere at once.
+#[tokio::test]
+async fn codex_goes_on_elsewhere_when_its_owner_is_gone() {
+    let world = World::start(Plan::of(&["a", "b", "c"])).await;
+    let wire = Wiretap::on(world.addr()).await;
+    let section = format!(
+        "[model_providers.waybill]\nname = \"Waybill\"\nbase_url = \"http://{}/v1\"\nwire_api = \"responses\"\n\
+         env_key = \"WAYBILL_KEY\"\n",
+        wire.addr
+    );
+    let desk = Desk::new("model_provider = \"waybill\"", &section).await;
+    let conversation = desk.converse().await;
+    let owner = ["a", "b", "c"].into_iter().find(|name| !world.upstream(name).calls().is_empty());
+    let owner = owner.expect("the conversation was served");
+    let text = std::fs::read_to_string(world.config()).expect("the configuration can be read");
+    let channel = format!("{{ id: {owner}, ");
+    let without = text.replace(&channel, &format!("{channel}status: disabled, "));
+    std::fs::write(world.config(), without).expect("the configuration can be written");
+    ready_when(&world.client(), |ready| ready["detail"]["catalogue"]["revision"] == 2).await;
+    check_told(&desk.exec(&["resume", &conversation, "And what now?"]).await);
+    let answered = "POST /v1/responses HTTP/1.1 -> HTTP/1.1 200 OK";
+    assert_eq!(wire.notes(), [answered; 4], "one request a step, and none again");
+    assert_eq!((world.upstream(owner).calls().len(), world.calls().len()), (3, 4));
 }

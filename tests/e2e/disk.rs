@@ -8,7 +8,8 @@ use waybill_schema::event::{Class, Event};
 use waybill_servers::disk::Disk;
 use waybill_servers::nats::{Nats, Options};
 
-use crate::client::Client;
+use crate::client::{Answer, Client};
+use crate::dialect::RESPONSES;
 use crate::fleet::{Fleet, ready_when};
 use crate::log::{Told, open, told_after_losses};
 use crate::processes::served;
@@ -98,6 +99,60 @@ async fn a_gateway_on_a_full_disk_without_the_log_serves_and_declares_what_it_lo
     let told = fleet.look(move |log| check(log, 4 * CHATS, &lost)).await;
     assert_eq!(told.fold.usage.n_open(), 0);
     assert!(told.n_attempts(Class::Success) >= 3 * CHATS);
+}
+
+/// DESIGN.md, section 8: "stateless chats served, stateful ones refused"; section 4: an answer whose owner cannot be
+/// recorded is delivered and marked, and cannot be continued.
+#[tokio::test]
+async fn on_a_full_disk_what_needs_a_record_is_refused_and_what_is_made_is_marked_unowned() {
+    let mut world = World::start(Plan::of(&["a"])).await;
+    world.stop().await;
+    let disk = Disk::over(&world.data(), 4096);
+    world.restart().await;
+    let client = world.client();
+    let make = async || client.post(RESPONSES.path, &[], &RESPONSES.body("Hello", false)).await;
+    let owned = make().await;
+    assert_eq!((owned.status.as_u16(), owned.header("x-waybill-owned")), (200, None));
+
+    disk.fill();
+    while ready_now(&client).await["detail"]["spool"]["records"] == true {
+        chats(&client).await;
+    }
+    let before = world.calls().len();
+    let go_on = |parent: &Answer| json!({"model": "gpt", "input": "And?", "previous_response_id": parent.json()["id"]});
+    let stateful = [
+        go_on(&owned),
+        json!({"model": "gpt", "input": "Hello", "conversation": "conv_1"}),
+        json!({"model": "gpt", "input": "Hello", "background": true}),
+    ];
+    for body in &stateful {
+        let answer = client.post(RESPONSES.path, &[], body).await;
+        let code = answer.json()["error"]["code"].clone();
+        assert_eq!((answer.status.as_u16(), code), (503, json!("ownership_unavailable")), "{body}");
+        assert!(answer.header("retry-after").is_some(), "{body}");
+    }
+    assert_eq!(world.calls().len(), before, "nothing stateful was sent");
+    let unowned = make().await;
+    assert_eq!((unowned.status.as_u16(), unowned.header("x-waybill-owned")), (200, Some("false")));
+
+    disk.make_room();
+    while ready_now(&client).await["detail"]["spool"]["records"] == false {
+        chats(&client).await;
+    }
+    let refused = client.post(RESPONSES.path, &[], &go_on(&unowned)).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json()["error"]["code"]),
+        (400, &json!("previous_response_not_found"))
+    );
+    for body in &stateful {
+        assert_eq!(client.post(RESPONSES.path, &[], body).await.status, 200, "{body}");
+    }
+    let metrics = client.get("/metrics", &[]).await.text();
+    assert!(metrics.contains("waybill_responses_unowned_total 1\n"), "{metrics}");
+}
+
+async fn ready_now(client: &Client) -> Value {
+    client.get("/readyz", &[]).await.json()
 }
 
 /// The log of an embedded instance lies on the same disk.

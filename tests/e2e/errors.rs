@@ -248,7 +248,7 @@ async fn an_unknown_parent_is_refused() {
     body["previous_response_id"] = json!("resp_1");
     for headers in [&[][..], &[("x-session-id", "s-1")]] {
         let answer = world.client().post(RESPONSES.path, headers, &body).await;
-        check(RESPONSES, &answer, 400, "previous_response_unavailable", false, "parent");
+        check(RESPONSES, &answer, 400, "previous_response_not_found", true, "parent");
         assert_eq!(answer.json()["error"]["param"], "previous_response_id");
     }
     assert_eq!(world.upstreams[0].calls().len(), 0);

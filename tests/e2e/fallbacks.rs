@@ -313,3 +313,24 @@ async fn nothing_falls_back_once_output_or_work_may_be_there() {
     assert_eq!(client.post(RESPONSES.path, &[], &body).await.status, 503);
     assert_eq!(since(&world, before), [1, 0, 0, 0, 0]);
 }
+
+/// S3.19, S3.24: a response of the model that stood in is continued, and asked for, where it was made; nothing stands in
+/// for its owner then.
+#[tokio::test]
+async fn a_response_of_a_fallback_is_continued_where_it_was_made() {
+    let world = World::start(under(CHAINS)).await;
+    let client = world.client_with(TEMPLATED);
+    fails(&world, &["a", "b"], &Action::status(503), 2);
+    let first = client.post(RESPONSES.path, &[], &RESPONSES.body("Hello", false)).await;
+    assert_eq!(served(&first), "spare/spare true 5");
+    let id = first.json()["id"].as_str().expect("a response has an id").to_owned();
+    let before = counts(&world);
+    let mut body = RESPONSES.body("And then?", false);
+    body["previous_response_id"] = json!(id);
+    assert_eq!(served(&client.post(RESPONSES.path, &[], &body).await), "spare/spare false 1");
+    let kept = client.get(&format!("{}/{id}", RESPONSES.path), &[]).await;
+    assert_eq!((kept.status.as_u16(), &kept.json()["id"]), (200, &json!(id)));
+    fails(&world, &["spare"], &Action::status(500), 1);
+    assert_eq!(client.post(RESPONSES.path, &[], &body).await.status, 500);
+    assert_eq!(since(&world, before), [0, 0, 3, 0, 0]);
+}

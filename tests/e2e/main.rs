@@ -16,12 +16,14 @@ mod wiretap;
 mod world;
 
 mod admin;
+mod agents;
 mod archive;
 mod basics;
 mod bytes;
 mod catalogue;
 mod clients;
 mod codex;
+mod continuation;
 mod corpus;
 mod death;
 mod disk;

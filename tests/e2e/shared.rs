@@ -26,33 +26,34 @@ use crate::world::{KEY, PATIENCE, Plan};
 const PATIENT_MS: u32 = 1000;
 
 /// Servers, a projector and gateways.
-struct Cluster {
-    fleet: Fleet,
-    redis: Redis,
-    projector: Process,
+pub(crate) struct Cluster {
+    pub(crate) fleet: Fleet,
+    pub(crate) redis: Redis,
+    pub(crate) projector: Process,
+    n_gateways: usize,
     _nats: Nats,
 }
 
 impl Cluster {
     async fn start(upstreams: &[&str], settings: &str, deadline_ms: u32) -> Self {
-        Self::of(Plan::of(upstreams).settings(settings), deadline_ms).await
+        Self::of(Plan::of(upstreams).settings(settings), 3, deadline_ms).await
     }
 
-    async fn of(plan: Plan, deadline_ms: u32) -> Self {
+    /// Starts what `plan` says, with so many gateways that wait so long for Redis.
+    pub(crate) async fn of(plan: Plan, n_gateways: usize, deadline_ms: u32) -> Self {
         let (nats, redis) = (Nats::start(&nats::Options::default()), Redis::start(&Options::default()));
         let state = format!("state: {{ redis: '{}', prefix: 'wb:', read_deadline_ms: {deadline_ms} }}\n", redis.url());
         let settings = format!("{state}{}", plan.settings);
-        let plan = plan.settings(&settings);
-        let fleet = Fleet::start(plan, 3, &[nats.url()]).await;
+        let fleet = Fleet::start(plan.settings(&settings), n_gateways, &[nats.url()]).await;
         let projector = Process::start(&mut fleet.command(&["projector", "--listen", "127.0.0.1:0"])).await;
-        let cluster = Self { fleet, redis, projector, _nats: nats };
+        let cluster = Self { fleet, redis, projector, n_gateways, _nats: nats };
         cluster.settled().await;
         cluster
     }
 
     /// Waits until all that the gateways have said is in Redis.
-    async fn settled(&self) {
-        for n in 0..3 {
+    pub(crate) async fn settled(&self) {
+        for n in 0..self.n_gateways {
             self.fleet.ready_when(n, |ready| ready["detail"]["log"]["lag_facts"] == 0).await;
         }
         let head = self.fleet.look(|log| log.head().expect("the log answers").0).await;
@@ -66,7 +67,7 @@ impl Cluster {
     }
 
     /// How many reads of the shared state requests at gateway `n` made, by `outcome`.
-    async fn reads(&self, n: usize, outcome: &str) -> u64 {
+    pub(crate) async fn reads(&self, n: usize, outcome: &str) -> u64 {
         let metrics = self.fleet.client(n).get("/metrics", &[]).await.text();
         let line = format!("waybill_state_reads_total{{outcome=\"{outcome}\"}} ");
         metrics.lines().find_map(|said| said.strip_prefix(&line)).map_or(0, |count| count.parse().expect("a number"))
@@ -128,7 +129,7 @@ async fn parallel_firsts_of_a_session_reach_one_deployment() {
 #[tokio::test]
 async fn a_fallback_of_one_gateway_is_reused_by_the_others() {
     let plan = Plan { route: "fallbacks: [spare]".to_owned(), ..fallbacks::under("expose_route: true") };
-    let cluster = Cluster::of(plan, PATIENT_MS).await;
+    let cluster = Cluster::of(plan, 3, PATIENT_MS).await;
     let calls = |name| cluster.fleet.upstreams.named(name).calls().len();
     for name in ["a", "b"] {
         cluster.fleet.upstreams.named(name).push(Step::new([Action::status(503)]).times(2));

@@ -11,6 +11,8 @@ pub enum Endpoint {
     Chat,
     /// `POST …/responses`
     Responses,
+    /// `GET` and `DELETE …/responses/{id}`, `POST …/responses/{id}/cancel`, `GET …/responses/{id}/input_items`
+    Response,
     /// `POST …/messages`
     Messages,
     /// `POST …/messages/count_tokens`
@@ -23,6 +25,9 @@ pub enum Endpoint {
 
 impl Endpoint {
     pub(crate) fn of(method: &Method, uri: &Uri) -> Option<Self> {
+        if About::of(method, uri).is_some() {
+            return Some(Self::Response);
+        }
         let ends: [(&str, Self); 6] = [
             ("/chat/completions", Self::Chat),
             ("/responses", Self::Responses),
@@ -38,5 +43,34 @@ impl Endpoint {
 
     pub(crate) fn is_anthropic(self) -> bool {
         matches!(self, Self::Messages | Self::CountTokens)
+    }
+}
+
+/// What is asked about a response that is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    Get(String),
+    Delete(String),
+    Cancel(String),
+    InputItems(String),
+}
+
+impl About {
+    pub(crate) fn of(method: &Method, uri: &Uri) -> Option<Self> {
+        let (_, rest) = uri.path().rsplit_once("/responses/")?;
+        let (id, what) = rest.split_once('/').unwrap_or((rest, ""));
+        let about = match (method, what) {
+            (&Method::GET, "") => Self::Get,
+            (&Method::DELETE, "") => Self::Delete,
+            (&Method::POST, "cancel") => Self::Cancel,
+            (&Method::GET, "input_items") => Self::InputItems,
+            _ => return None,
+        };
+        Some(about(id.to_owned()))
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        let (Self::Get(id) | Self::Delete(id) | Self::Cancel(id) | Self::InputItems(id)) = self;
+        id
     }
 }

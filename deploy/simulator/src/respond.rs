@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::answer::{Answer, Question, Usage};
 use crate::cache::{Hit, Prompt, PromptCache};
 use crate::calls::SESSION_HEADERS;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{About, Endpoint};
 use crate::event::{Event, Place};
 use crate::program::{self, Op, Pace};
 use crate::prompt::{Piece, blocks};
@@ -30,6 +30,7 @@ pub(crate) struct Arrival {
     pub(crate) sessions: Vec<(String, String)>,
     /// The body read by its dialect; none when it is no JSON or has no prompt.
     pub(crate) question: Option<Question>,
+    about: Option<About>,
     is_upgrade: bool,
     speaks_anthropic: bool,
 }
@@ -46,6 +47,7 @@ impl Arrival {
             credential: bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key")),
             sessions: sessions.collect(),
             question: endpoint.and_then(|endpoint| question(endpoint, body?)),
+            about: About::of(method, uri),
             is_upgrade: headers.contains_key("upgrade"),
             speaks_anthropic: headers.contains_key("anthropic-version"),
         }
@@ -81,7 +83,7 @@ fn question(endpoint: Endpoint, body: Value) -> Option<Question> {
             let model = body["model"].as_str().unwrap_or_default().to_owned();
             Some(Question { model, body, ..Question::default() })
         }
-        Endpoint::Models => None,
+        Endpoint::Models | Endpoint::Response => None,
     }
 }
 
@@ -203,6 +205,9 @@ impl State {
         if endpoint == Endpoint::Models {
             return Reply::object(200, &models(&self.settings.models, arrival.speaks_anthropic));
         }
+        if let Some(about) = &arrival.about {
+            return self.conversations.answer(arrival.credential.clone().unwrap_or_default(), about);
+        }
         let Some(question) = &arrival.question else {
             return refused(arrival, 400, "We could not parse the JSON body of your request.");
         };
@@ -220,7 +225,7 @@ impl State {
             Endpoint::Messages if messages::fault(question).is_some() => {
                 refused(arrival, 400, &messages::fault(question).unwrap_or_default())
             }
-            Endpoint::Chat | Endpoint::Responses | Endpoint::Messages | Endpoint::Models => {
+            Endpoint::Chat | Endpoint::Responses | Endpoint::Response | Endpoint::Messages | Endpoint::Models => {
                 self.generate(endpoint, arrival, question, plan, Moment { number, now_ms })
             }
         }
@@ -240,7 +245,7 @@ impl State {
             let Some(earlier) = self.conversations.find(&credential, previous) else {
                 return unknown_previous(previous);
             };
-            pieces.splice(question.preamble..question.preamble, earlier.iter().cloned());
+            pieces.splice(question.preamble..question.preamble, earlier.pieces.iter().cloned());
         }
         let blocks = blocks(&pieces, &self.settings.cache);
         let prompt = Prompt {
@@ -262,7 +267,12 @@ impl State {
             reply.response_id = Some(responses::id(&answer));
             if question.body["store"] != false {
                 let conversation = pieces.into_iter().skip(question.preamble).chain(responses::pieces(&answer));
-                self.conversations.keep(credential, responses::id(&answer), conversation.collect());
+                let kept = Kept {
+                    pieces: conversation.collect(),
+                    object: responses::object(&answer, &reported_usage, &question.body, plan.incomplete),
+                    input: question.body["input"].clone(),
+                };
+                self.conversations.keep(credential, responses::id(&answer), kept);
             }
         }
         Reply { hit: Some(hit), usage: Some(answer.usage), reported_usage: Some(reported_usage), ..reply }
@@ -272,15 +282,20 @@ impl State {
         match endpoint {
             Endpoint::Responses => responses::usage(usage),
             Endpoint::Messages | Endpoint::CountTokens => messages::usage(usage),
-            Endpoint::Chat | Endpoint::Embeddings | Endpoint::Models => chat::usage(usage, &self.settings.cache),
+            Endpoint::Chat | Endpoint::Embeddings | Endpoint::Models | Endpoint::Response => {
+                chat::usage(usage, &self.settings.cache)
+            }
         }
     }
 
     fn object(&self, endpoint: Endpoint, question: &Question, answer: &Answer, usage: &Value, plan: &Plan) -> Reply {
         let object = match endpoint {
-            Endpoint::Responses => responses::object(answer, usage, &question.body),
+            Endpoint::Responses if question.body["background"] == true => responses::queued(answer, &question.body),
+            Endpoint::Responses => responses::object(answer, usage, &question.body, plan.incomplete),
             Endpoint::Messages | Endpoint::CountTokens => messages::object(answer, usage),
-            Endpoint::Chat | Endpoint::Embeddings | Endpoint::Models => chat::object(answer, usage),
+            Endpoint::Chat | Endpoint::Embeddings | Endpoint::Models | Endpoint::Response => {
+                chat::object(answer, usage)
+            }
         };
         let body = object.to_string();
         // A body that ends too early ends properly only when it comes in chunks.
@@ -291,9 +306,9 @@ impl State {
 
     fn stream(&self, endpoint: Endpoint, question: &Question, answer: &Answer, usage: &Value, plan: &Plan) -> Reply {
         let events = match endpoint {
-            Endpoint::Responses => responses::events(answer, usage, &question.body),
+            Endpoint::Responses => responses::events(answer, usage, &question.body, plan.incomplete),
             Endpoint::Messages | Endpoint::CountTokens => messages::events(answer, usage),
-            Endpoint::Chat | Endpoint::Embeddings | Endpoint::Models => {
+            Endpoint::Chat | Endpoint::Embeddings | Endpoint::Models | Endpoint::Response => {
                 chat::events(answer, usage, question.wants_usage_chunk)
             }
         };
@@ -315,26 +330,57 @@ struct Moment {
     now_ms: i64,
 }
 
+/// A response that is kept: the conversation up to its end, the object, and what was put in for it.
+#[derive(Debug)]
+struct Kept {
+    pieces: Vec<Piece>,
+    object: Value,
+    input: Value,
+}
+
 /// The conversations behind response ids, by credential.
 #[derive(Debug, Default)]
 struct Conversations {
-    kept: HashMap<(String, String), Vec<Piece>>,
+    kept: HashMap<(String, String), Kept>,
     order: VecDeque<(String, String)>,
 }
 
 impl Conversations {
-    fn find(&self, credential: &str, id: &str) -> Option<&Vec<Piece>> {
+    fn find(&self, credential: &str, id: &str) -> Option<&Kept> {
         self.kept.get(&(credential.to_owned(), id.to_owned()))
     }
 
-    fn keep(&mut self, credential: String, id: String, pieces: Vec<Piece>) {
+    fn keep(&mut self, credential: String, id: String, kept: Kept) {
         self.order.push_back((credential.clone(), id.clone()));
-        self.kept.insert((credential, id), pieces);
+        self.kept.insert((credential, id), kept);
         if self.order.len() > RESPONSES_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.kept.remove(&oldest);
         }
+    }
+
+    /// The answer to what is asked about a response.
+    fn answer(&mut self, credential: String, about: &About) -> Reply {
+        let key = (credential, about.id().to_owned());
+        let Some(kept) = self.kept.get_mut(&key) else {
+            let message = format!("Response with id '{}' not found.", about.id());
+            let error = json!({"message": message, "type": "invalid_request_error", "param": null, "code": null});
+            return Reply::object(404, &json!({"error": error}));
+        };
+        let answer = match about {
+            About::Get(_) => kept.object.clone(),
+            About::Cancel(_) => {
+                kept.object["status"] = json!("cancelled");
+                kept.object.clone()
+            }
+            About::InputItems(_) => responses::input_items(&kept.input),
+            About::Delete(id) => {
+                self.kept.remove(&key);
+                json!({"id": id, "object": "response.deleted", "deleted": true})
+            }
+        };
+        Reply::object(200, &answer)
     }
 }
 

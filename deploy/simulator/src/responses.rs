@@ -78,14 +78,34 @@ pub(crate) fn id(answer: &Answer) -> String {
     format!("resp_{}", answer.id)
 }
 
-/// The answer as one object.
-pub(crate) fn object(answer: &Answer, usage: &Value, request: &Value) -> Value {
+/// What was put in, as the list that the API gives.
+pub(crate) fn input_items(input: &Value) -> Value {
+    let text =
+        |text: &str| json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]});
+    let data = input.as_str().map_or_else(|| items(input).to_vec(), |input| vec![text(input)]);
+    json!({"object": "list", "data": data, "has_more": false})
+}
+
+/// The object of a response that is made in the background.
+pub(crate) fn queued(answer: &Answer, request: &Value) -> Value {
+    let mut response = opening(answer, request);
+    response["status"] = json!("queued");
+    response
+}
+
+/// The answer as one object; an `incomplete` one has stopped at a limit.
+pub(crate) fn object(answer: &Answer, usage: &Value, request: &Value, incomplete: bool) -> Value {
     let output: Vec<Value> = (0..answer.parts.len()).map(|index| output_item(answer, index, "completed")).collect();
     let mut response = opening(answer, request);
     response["status"] = json!("completed");
     response["completed_at"] = json!(answer.created);
     response["output"] = json!(output);
     response["usage"] = usage.clone();
+    if incomplete {
+        response["status"] = json!("incomplete");
+        response["completed_at"] = Value::Null;
+        response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+    }
     response
 }
 
@@ -165,7 +185,7 @@ fn output_text(text: &str) -> Value {
 }
 
 /// The answer as events in the official sequence, numbered from 0.
-pub(crate) fn events(answer: &Answer, usage: &Value, request: &Value) -> Vec<Event> {
+pub(crate) fn events(answer: &Answer, usage: &Value, request: &Value, incomplete: bool) -> Vec<Event> {
     let mut events = Numbered::default();
     events.push("response.created", json!({"response": opening(answer, request)}), Place::Frame);
     events.push("response.in_progress", json!({"response": opening(answer, request)}), Place::Frame);
@@ -180,7 +200,8 @@ pub(crate) fn events(answer: &Answer, usage: &Value, request: &Value) -> Vec<Eve
         let item = json!({"output_index": index, "item": output_item(answer, index, "completed")});
         events.push("response.output_item.done", item, Place::Frame);
     }
-    events.push("response.completed", json!({"response": object(answer, usage, request)}), Place::Terminal);
+    let last = if incomplete { "response.incomplete" } else { "response.completed" };
+    events.push(last, json!({"response": object(answer, usage, request, incomplete)}), Place::Terminal);
     events.0
 }
 
@@ -274,13 +295,13 @@ mod tests {
             },
             "user": null, "metadata": {}
         });
-        assert_eq!(object(&answer, &usage(&answer.usage), &request), expected);
+        assert_eq!(object(&answer, &usage(&answer.usage), &request, false), expected);
     }
 
     /// Compares the events between `in_progress` and `completed`, their sequence numbers checked and taken off.
     #[track_caller]
     fn check(answer: &Answer, expected: &[Value]) {
-        let events = events(answer, &usage(&answer.usage), &json!({}));
+        let events = events(answer, &usage(&answer.usage), &json!({}), false);
         let mut found: Vec<Value> =
             events.iter().map(|event| serde_json::from_str(&event.data).expect("JSON")).collect();
         for (n, data) in found.iter_mut().enumerate() {
@@ -290,7 +311,7 @@ mod tests {
         let last = found.len() - 1;
         let kinds = [&found[0]["type"], &found[1]["type"], &found[last]["type"]];
         assert_eq!(kinds, ["response.created", "response.in_progress", "response.completed"]);
-        assert_eq!(found[last]["response"], object(answer, &usage(&answer.usage), &json!({})));
+        assert_eq!(found[last]["response"], object(answer, &usage(&answer.usage), &json!({}), false));
         assert_eq!(found[2..last], *expected);
     }
 

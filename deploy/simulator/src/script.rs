@@ -170,6 +170,8 @@ pub enum Action {
         #[serde(default)]
         body: Value,
     },
+    /// Ends an answer of Responses as incomplete, at the limit of its output.
+    Incomplete,
     /// Leaves the terminal event out and ends properly.
     NoDone,
     /// Keeps the connection open after the terminal event.
@@ -351,6 +353,7 @@ pub(crate) struct Plan {
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) breaks: Option<(u32, Break)>,
     pub(crate) pause_after: Option<u32>,
+    pub(crate) incomplete: bool,
     pub(crate) no_done: bool,
     pub(crate) holds: bool,
     pub(crate) swaps_shape: bool,
@@ -385,6 +388,7 @@ impl Plan {
             Action::Html => self.instead = Some(Instead::Html),
             Action::EmptyStream => self.instead = Some(Instead::Empty),
             Action::JsonErrorIn200 { body } => self.instead = Some(Instead::JsonError(body)),
+            Action::Incomplete => self.incomplete = true,
             Action::NoDone => self.no_done = true,
             Action::HoldAfterDone => self.holds = true,
             Action::SwapShape => self.swaps_shape = true,

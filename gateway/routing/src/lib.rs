@@ -8,6 +8,7 @@ pub mod fingerprint;
 pub mod state;
 pub mod policy;
 pub mod split;
+pub mod ownership;
 pub mod select;
 pub mod dispatch;
 pub mod classify;

@@ -88,6 +88,7 @@ pub struct Inbound<'a> {
     /// `input` of Responses.
     pub input: Option<&'a RawValue>,
     endpoint: Endpoint,
+    stored: bool,
     model_at: Range<usize>,
     /// What of the body is for us alone.
     ours_at: Option<Range<usize>>,
@@ -123,6 +124,8 @@ struct Fields<'a> {
     disable_fallbacks: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "null_too")]
     stream_options: Option<&'a RawValue>,
+    #[serde(borrow)]
+    store: Option<&'a RawValue>,
     #[serde(borrow)]
     session_id: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -187,6 +190,7 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
         system: fields.system,
         instructions: fields.instructions,
         input: fields.input,
+        stored: fields.store.is_none_or(|raw| raw.get() != "false"),
         model_at: place(body, model),
         ours_at: fields.disable_fallbacks.map(|raw| member(body, place(body, raw))),
         usage: usage_chunk(body, fields.stream_options),
@@ -198,7 +202,43 @@ fn model_name(raw: &RawValue) -> Result<Cow<'_, str>, BadBody> {
     if name.len() > MODEL_BYTES_MAX { Err(BadBody::ModelTooLong) } else { Ok(name) }
 }
 
-impl Inbound<'_> {
+impl<'a> Inbound<'a> {
+    /// What routing needs of a request about a response that is there, which has no body; its stream is not waited for.
+    pub fn about_a_response(model: &'a str, stream: bool) -> Self {
+        Self {
+            model: model.into(),
+            stream,
+            background: true,
+            disable_fallbacks: true,
+            session_id: None,
+            prompt_cache_key: None,
+            previous_response_id: None,
+            conversation: None,
+            metadata: None,
+            user: None,
+            safety_identifier: None,
+            messages: None,
+            system: None,
+            instructions: None,
+            input: None,
+            endpoint: Endpoint::Responses,
+            stored: false,
+            model_at: 0..0,
+            ours_at: None,
+            usage: UsageChunk::Unreadable,
+        }
+    }
+
+    /// Whether the client wants the response forgotten: `store` is false, and nobody can continue it by its id.
+    pub fn is_not_stored(&self) -> bool {
+        !self.stored
+    }
+
+    /// The id of the response that is continued; `None` where it is no text.
+    pub fn previous_response_id(&self) -> Option<Cow<'a, str>> {
+        text(self.previous_response_id?)
+    }
+
     /// Whether the client itself asked for the usage chunk of a chat stream (`stream_options.include_usage`).
     pub fn asks_usage(&self) -> bool {
         matches!(self.usage, UsageChunk::Asked)

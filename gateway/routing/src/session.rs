@@ -52,6 +52,8 @@ pub struct Signals<'a> {
     pub headers: &'a Headers<'a>,
     /// Which further signals count as explicit.
     pub aliases: &'a SessionAliases,
+    /// The session of the response that is continued, where that could be verified.
+    pub parent: Option<&'a SessionId>,
     /// A new UUID, used where no signal is found.
     pub fresh: &'a str,
 }
@@ -83,7 +85,10 @@ pub enum SessionError {
         /// What is wrong with it.
         why: Malformed,
     },
-    /// The request continues a response, and no response is known to be owned here.
+    /// The explicit session is not that of the response that is continued.
+    #[error("the session named is not that of the response that is continued")]
+    OtherParent,
+    /// The request continues a response that was not verified.
     #[error("previous_response_id names a response that cannot be continued here")]
     Parent,
 }
@@ -92,16 +97,16 @@ impl SessionError {
     /// The stable code of an error body.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Conflict => "session_conflict",
+            Self::Conflict | Self::OtherParent => "session_conflict",
             Self::Invalid { .. } => "invalid_session_id",
-            Self::Parent => "previous_response_unavailable",
+            Self::Parent => "previous_response_not_found",
         }
     }
 
     /// The header or field to blame, for the `param` of an error body.
     pub fn param(&self) -> Option<&'static str> {
         match self {
-            Self::Conflict => Some("session_id"),
+            Self::Conflict | Self::OtherParent => Some("session_id"),
             Self::Invalid { signal, .. } => Some(signal),
             Self::Parent => Some("previous_response_id"),
         }
@@ -131,11 +136,12 @@ pub enum Malformed {
 /// Recognises the session of a request (S3.1, S3.2).
 ///
 /// A Responses `conversation` is a signal of its own: it is the session too where no explicit id or alias is given.
-/// A parent is refused whatever else is given: it has to be verified, and is never replaced by a guess (S3.3).
+/// A parent is the session whatever else is given, and an explicit id must agree with it; one that was not verified is
+/// refused, and never replaced by a guess (S3.3).
 pub fn identify(signals: &Signals<'_>, inbound: &Inbound<'_>, endpoint: Endpoint) -> Result<Identity, SessionError> {
     let explicit = explicit(signals, inbound)?;
     if inbound.previous_response_id.is_some() {
-        return Err(SessionError::Parent);
+        return inherited(signals, explicit.as_ref());
     }
     let conversation = conversation(signals, inbound, endpoint)?;
     let named = explicit.or_else(|| alias(signals, inbound)).or_else(|| conversation.clone());
@@ -145,6 +151,16 @@ pub fn identify(signals: &Signals<'_>, inbound: &Inbound<'_>, endpoint: Endpoint
     };
     let conversation = conversation.map(|named| named.id);
     Ok(Identity { session: SessionId::new(session), source, signal, conversation })
+}
+
+/// The session of a verified parent.
+fn inherited(signals: &Signals<'_>, explicit: Option<&Named>) -> Result<Identity, SessionError> {
+    let session = signals.parent.ok_or(SessionError::Parent)?;
+    if explicit.is_some_and(|named| named.id != session.as_str()) {
+        return Err(SessionError::OtherParent);
+    }
+    let (source, signal) = (SessionSource::Parent, "body:previous_response_id".into());
+    Ok(Identity { session: session.clone(), source, signal, conversation: None })
 }
 
 /// An id that the client names, and where.
@@ -217,6 +233,11 @@ fn conversation(
         SessionAliases::Known => alias_header(signals, KNOWN_CONVERSATION, "header:conversation_id".into()),
         SessionAliases::Off | SessionAliases::Headers(_) => None,
     })
+}
+
+/// The id of the conversation at the upstream that a Responses request is a part of, where it names one.
+pub fn conversation_object<'a>(inbound: &Inbound<'a>) -> Option<Cow<'a, str>> {
+    text(conversation_id(inbound.conversation?))
 }
 
 /// The id within `conversation`, which is the id itself or an object around it.
@@ -429,6 +450,8 @@ mod tests {
         endpoint: Endpoint,
         aliases: SessionAliases,
         headers: &'a [(&'a str, &'a [u8])],
+        /// Whether the parent was verified; its session is `of-parent`.
+        parent: bool,
         body: Value,
     }
 
@@ -438,7 +461,9 @@ mod tests {
                 |name: &str| self.headers.iter().filter(|(at, _)| *at == name).map(|(_, value)| *value).collect();
             let body = self.body.to_string();
             let inbound = parse(self.endpoint, body.as_bytes()).expect("a good body");
+            let parent = SessionId::from("of-parent");
             let signals = Signals {
+                parent: self.parent.then_some(&parent),
                 scope: &SCOPE.into(),
                 secret: &DeploymentSecret::new(b"secret"),
                 headers: &headers,
@@ -465,7 +490,7 @@ mod tests {
     fn chat<'a>(headers: &'a [(&'a str, &'a [u8])], fields: Value) -> Case<'a> {
         let mut body: Value = serde_json::from_str(WEATHER).expect("JSON");
         body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
-        Case { endpoint: Endpoint::Chat, aliases: SessionAliases::Off, headers, body }
+        Case { endpoint: Endpoint::Chat, aliases: SessionAliases::Off, headers, parent: false, body }
     }
 
     fn known<'a>(headers: &'a [(&'a str, &'a [u8])], fields: Value) -> Case<'a> {
@@ -542,15 +567,37 @@ mod tests {
         check(chat(&[], json!({"session_id": "a b"})), "a b | explicit | body:session_id | -");
     }
 
-    /// S3.3, as long as no ownership of responses is known.
+    /// S3.3
     #[test]
-    fn a_parent_is_refused_and_never_replaced_by_a_guess() {
-        const REFUSED: &str = "previous_response_unavailable | previous_response_id | \
+    fn a_parent_that_was_not_verified_is_refused_and_never_replaced_by_a_guess() {
+        const REFUSED: &str = "previous_response_not_found | previous_response_id | \
             previous_response_id names a response that cannot be continued here";
         let header: &[(&str, &[u8])] = &[("x-session-id", b"s")];
         check(responses(header, json!({"input": "more", "previous_response_id": "resp_1"})), REFUSED);
         check(responses(&[], json!({"input": "more", "previous_response_id": 7, "prompt_cache_key": "k1"})), REFUSED);
         check(responses(&[], json!({"prompt_cache_key": "k1", "previous_response_id": null})), OF_CACHE_KEY);
+    }
+
+    /// S3.3
+    #[test]
+    fn a_verified_parent_hands_its_session_down_and_an_explicit_one_must_agree() {
+        const INHERITED: &str = "of-parent | parent | body:previous_response_id | -";
+        let continuing = |headers, fields: Value| {
+            let mut case = Case { parent: true, ..responses(headers, fields) };
+            case.body["previous_response_id"] = json!("resp_1");
+            case
+        };
+        let same: &[(&str, &[u8])] = &[("x-session-id", b"of-parent")];
+        let other: &[(&str, &[u8])] = &[("x-session-id", b"s")];
+        check(continuing(&[], json!({})), INHERITED);
+        check(continuing(&[], json!({"prompt_cache_key": "k1", "conversation": "cv"})), INHERITED);
+        check(continuing(same, json!({})), INHERITED);
+        const CONFLICT: &str = "session_conflict | session_id | \
+            the session named is not that of the response that is continued";
+        check(continuing(other, json!({})), CONFLICT);
+        check(continuing(&[], json!({"session_id": "s"})), CONFLICT);
+        let alias: &[(&str, &[u8])] = &[("session-id", b"b")];
+        check(Case { aliases: SessionAliases::Known, ..continuing(alias, json!({})) }, INHERITED);
     }
 
     /// DESIGN.md section 10, "explicit session signals"

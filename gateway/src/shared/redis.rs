@@ -12,12 +12,17 @@ use ::redis::io::tcp::TcpSettings;
 use ::redis::{Client, IntoConnectionInfo, RedisResult, Script};
 use tokio::sync::Notify;
 use tokio::time::timeout;
+use waybill_routing::ownership::{Name, Sighting};
 use waybill_routing::state::shared::Shown;
 use waybill_schema::config::StateSettings;
+use waybill_schema::event::Ownedness;
 use waybill_schema::id::WriterId;
-use waybill_schema::redis::{CLAIM_MS, Generation, Keys, Pin, Place, Snapshot, VERSION_CHARS, Value, hash};
+use waybill_schema::redis::{
+    CLAIM_MS, Generation, Keys, OWNER_LIFE_MS, Owner, Pin, Place, Snapshot, VERSION_CHARS, Value, hash,
+};
+use waybill_schema::time::Time;
 
-use super::{Answer, Asked, Away, Question, SharedState};
+use super::{Answer, Asked, Away, Known, Question, SharedState, Showing, Sought};
 use crate::ledger::{Ledger, Sight};
 
 /// So many calls in a row without an answer open the breaker.
@@ -55,6 +60,32 @@ if not generation then return {false, false} end
 local prefix = ARGV[1] .. generation .. ':'
 return {redis.call('GET', prefix .. ARGV[2]), redis.call('GET', prefix .. ARGV[3])}";
 
+/// KEYS: active. ARGV: what generations begin with, the owner's key within one, the writers', what a writer's begins with.
+/// Only where there is no owner, how far every writer is projected.
+const OWNER: &str = "
+local generation = redis.call('GET', KEYS[1])
+if not generation then return {false, {}} end
+local prefix = ARGV[1] .. generation .. ':'
+local owner, writers = redis.call('GET', prefix .. ARGV[2]), {}
+if not owner then
+  for writer in string.gmatch(redis.call('GET', prefix .. ARGV[3]) or '', '%S+') do
+    writers[#writers + 1] = {writer, redis.call('GET', prefix .. ARGV[4] .. writer)}
+  end
+end
+return {owner, writers}";
+
+/// KEYS: active. ARGV: what generations begin with, the owner's key within one, the owner, the only value that it may
+/// take the place of (or nothing), and its time of death.
+const SHOW: &str = "
+local generation = redis.call('GET', KEYS[1])
+if not generation then return end
+local key = ARGV[1] .. generation .. ':' .. ARGV[2]
+local standing = redis.call('GET', key)
+if not standing or standing == ARGV[4] then redis.call('SET', key, ARGV[3], 'PXAT', ARGV[5]) end";
+
+/// What [`OWNER`] returns.
+type Owning = (Option<String>, Vec<(String, Option<String>)>);
+
 /// What [`READ_OR_CLAIM`] returns.
 type Found = (Option<u64>, Option<String>, Option<String>, Option<String>, Option<String>);
 
@@ -67,6 +98,8 @@ pub struct RedisState {
     deadline: Duration,
     read_or_claim: Script,
     look: Script,
+    owner: Script,
+    show: Script,
     breaker: Breaker,
     health: Changed,
 }
@@ -101,6 +134,8 @@ impl RedisState {
             deadline: Duration::from_millis(settings.read_deadline_ms.into()),
             read_or_claim: Script::new(READ_OR_CLAIM),
             look: Script::new(LOOK),
+            owner: Script::new(OWNER),
+            show: Script::new(SHOW),
             breaker: Breaker::default(),
             health: Changed::default(),
         })
@@ -160,23 +195,61 @@ impl RedisState {
         let covers = place.as_deref().and_then(Place::decode);
         Ok(Sight { key: question.key.clone(), shown, covers })
     }
+
+    async fn seek(&self, name: &Name) -> RedisResult<Sighting> {
+        let mut call = self.owner.key(self.keys.active());
+        call.arg(self.keys.generations()).arg(Generation::owner_within(&name.owned()));
+        call.arg(Generation::writers_within()).arg(Generation::writers_begin_within());
+        let (owner, writers): Owning = call.invoke_async(&mut self.connection.clone()).await?;
+        let place = |text: Option<String>| text.as_deref().and_then(Place::decode);
+        let writers = writers.into_iter().map(|(writer, text)| (writer.as_str().into(), place(text)));
+        Ok(Sighting { owner: owner.as_deref().and_then(Owner::decode), writers: writers.collect() })
+    }
+
+    async fn put(&self, name: &Name, owner: &Owner, now: Time) -> RedisResult<()> {
+        let provisional = Owner { state: Ownedness::Provisional, ..owner.clone() };
+        let mut call = self.show.key(self.keys.active());
+        call.arg(self.keys.generations()).arg(Generation::owner_within(&name.owned()));
+        call.arg(owner.encode()).arg(provisional.encode()).arg(now.plus_ms(OWNER_LIFE_MS).0);
+        call.invoke_async(&mut self.connection.clone()).await
+    }
+
+    /// A call under the deadline, unless there was no answer for others.
+    async fn bounded<T>(&self, call: impl Future<Output = RedisResult<T>>) -> Result<T, Away> {
+        if self.breaker.is_open() {
+            return Err(Away::Skipped);
+        }
+        match timeout(self.deadline, call).await {
+            Ok(Ok(answer)) => {
+                self.breaker.answered();
+                Ok(answer)
+            }
+            Ok(Err(_)) | Err(_) => {
+                self.breaker.failed();
+                Err(Away::Failed)
+            }
+        }
+    }
 }
 
 impl SharedState for RedisState {
     fn read_or_claim<'a>(&'a self, question: Question<'a>) -> Asked<'a> {
         Box::pin(async move {
-            if self.breaker.is_open() {
-                return Answer::Away(Away::Skipped);
+            match self.bounded(self.ask(&question)).await {
+                Ok(sight) => Answer::Read(Box::new(sight)),
+                Err(away) => Answer::Away(away),
             }
-            match timeout(self.deadline, self.ask(&question)).await {
-                Ok(Ok(sight)) => {
-                    self.breaker.answered();
-                    Answer::Read(Box::new(sight))
-                }
-                Ok(Err(_)) | Err(_) => {
-                    self.breaker.failed();
-                    Answer::Away(Away::Failed)
-                }
+        })
+    }
+
+    fn owner<'a>(&'a self, name: &'a Name) -> Sought<'a> {
+        Box::pin(async move { self.bounded(self.seek(name)).await.map_or_else(Known::Away, Known::Read) })
+    }
+
+    fn show<'a>(&'a self, name: &'a Name, owner: &'a Owner, now: Time) -> Showing<'a> {
+        Box::pin(async move {
+            if let Err(away) = self.bounded(self.put(name, owner, now)).await {
+                tracing::debug!(?away, "an owner is not shown before it is projected");
             }
         })
     }

@@ -447,8 +447,7 @@ async fn merge(
 fn make_final(schema: &str) -> String {
     format!(
         "UPDATE {schema}.response_owners AS standing SET state = 'final' FROM fresh_response_owners AS fresh
-         WHERE (standing.scope, standing.model, standing.endpoint, standing.response)
-             = (fresh.scope, fresh.model, fresh.endpoint, fresh.response)
+         WHERE (standing.scope, standing.response) = (fresh.scope, fresh.response)
            AND standing.deployment = fresh.deployment AND fresh.state = 'final' AND standing.state <> 'final'"
     )
 }

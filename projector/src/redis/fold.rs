@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use waybill_events::log::StoredFrame;
-use waybill_projections::gate::{Gate, Verdict};
+use waybill_projections::gate::{Gate, NO_EPOCH, Verdict};
+use waybill_routing::ownership::{Name, Owners};
 use waybill_routing::state::State;
-use waybill_schema::event::Fact;
+use waybill_schema::event::{Event, Fact};
 use waybill_schema::frame::{Frame, FrameError};
 use waybill_schema::id::{AffinityKey, MemberId, Revision, WriterId};
-use waybill_schema::redis::{Generation, Mark, Place, TIDY_AFTER_MS, Value};
+use waybill_schema::redis::{Generation, Mark, OWNER_LIFE_MS, Place, TIDY_AFTER_MS, Value};
 use waybill_schema::secret::sum128;
 use waybill_schema::time::Time;
 
@@ -34,10 +35,13 @@ pub struct Fold {
     records_max: usize,
     gate: Gate,
     state: State,
+    owners: Owners,
     writers: BTreeMap<WriterId, Place>,
     mark: Mark,
     /// Whether anything was ever said of a member: then there is a health snapshot, if only an empty one.
     has_health: bool,
+    /// The same of writers and the list of them.
+    has_writers: bool,
     /// The last frames: where each began, and what it touched.
     recent: VecDeque<(Mark, Touched)>,
     /// What `recent` weighs.
@@ -51,19 +55,24 @@ pub struct Fold {
 struct Touched {
     keys: BTreeSet<AffinityKey>,
     members: BTreeSet<MemberId>,
+    owners: BTreeSet<Name>,
     writers: BTreeSet<WriterId>,
+    /// Whether there is a writer more or less.
+    writers_changed: bool,
 }
 
 impl Fold {
-    /// A fold of nothing that keeps at most `records_max` affinity records.
+    /// A fold of nothing that keeps at most `records_max` affinity records, and as many owners.
     pub fn new(records_max: usize) -> Self {
         Self {
             records_max,
             gate: Gate::default(),
             state: State::with_capacity(records_max),
+            owners: Owners::with_capacity(records_max),
             writers: BTreeMap::new(),
             mark: Mark::start(),
             has_health: false,
+            has_writers: false,
             recent: VecDeque::new(),
             n_recent: 0,
             touched: Touched::default(),
@@ -124,8 +133,9 @@ impl Fold {
     pub fn everything(&self, generation: &Generation) -> Vec<Write> {
         let keys = self.state.records().into_keys().cloned().collect();
         let members = self.state.members().map(|(member, _)| member.clone()).collect();
-        let writers = self.writers.keys().cloned().collect();
-        let mut writes = self.writes_of(&Touched { keys, members, writers }, self.has_health, generation);
+        let (owners, writers) = (self.owners.names().cloned().collect(), self.writers.keys().cloned().collect());
+        let touched = Touched { keys, members, owners, writers, writers_changed: self.has_writers };
+        let mut writes = self.writes_of(&touched, self.has_health, generation);
         writes.retain(|write| write.value.is_some());
         writes
     }
@@ -157,8 +167,28 @@ impl Fold {
             touched.keys.extend(told.key.into_iter().chain(told.evicted));
             self.has_health |= told.member.is_some();
             touched.members.extend(told.member);
+            self.own(fact, touched);
         }
         self.place(&verdict, &fact.revision, fact.at, touched);
+        if let (true, Event::Vanished(vanished)) = (verdict.folds(), &fact.event) {
+            self.forget(&vanished.writer, touched);
+        }
+    }
+
+    fn own(&mut self, fact: &Fact, touched: &mut Touched) {
+        if let Event::Ownership(ownership) = &fact.event
+            && let Some(changed) = self.owners.apply(ownership, fact.revision.number, fact.at)
+        {
+            touched.owners.extend(changed.evicted.into_iter().chain([changed.name]));
+        }
+    }
+
+    /// Nothing more is waited for from a writer that is declared gone.
+    fn forget(&mut self, writer: &WriterId, touched: &mut Touched) {
+        if self.writers.remove(writer).is_some() {
+            touched.writers.insert(writer.clone());
+            touched.writers_changed = true;
+        }
     }
 
     /// Notes how far a writer has come.
@@ -166,8 +196,9 @@ impl Fold {
         tell(verdict);
         if verdict.folds() {
             let place = Place { epoch: revision.epoch, number: revision.number, at };
-            self.writers.insert(revision.writer.clone(), place);
+            touched.writers_changed |= self.writers.insert(revision.writer.clone(), place).is_none();
             touched.writers.insert(revision.writer.clone());
+            self.has_writers = true;
         }
     }
 
@@ -191,17 +222,31 @@ impl Fold {
         if health {
             writes.push(lasting(generation.health(), Some(self.state.snapshot().encode())));
         }
+        writes.extend(touched.owners.iter().map(|name| {
+            let held = self.owners.get(name);
+            let until = held.map(|held| held.seen.plus_ms(OWNER_LIFE_MS));
+            Write { key: generation.owner(&name.owned()), value: held.map(|held| held.owner.encode()), until }
+        }));
         writes.extend(touched.writers.iter().map(|writer| {
             let place = self.writers.get(writer).map(Place::encode);
             lasting(generation.writer(writer), place)
         }));
+        if touched.writers_changed {
+            writes.push(lasting(generation.writers(), Some(self.names())));
+        }
         writes
+    }
+
+    /// The writers that live in epochs: gateways, which own responses.
+    fn names(&self) -> String {
+        let gateways = self.writers.iter().filter(|(_, place)| place.epoch != NO_EPOCH);
+        gateways.map(|(writer, _)| writer.as_str()).collect::<Vec<_>>().join(" ")
     }
 }
 
 impl Touched {
     fn n_keys(&self) -> usize {
-        self.keys.len() + 3 * self.members.len() + self.writers.len()
+        self.keys.len() + 3 * self.members.len() + self.owners.len() + self.writers.len()
     }
 
     /// Its keys, and one for the frame that touched them.
@@ -212,7 +257,9 @@ impl Touched {
     fn join(&mut self, other: &Self) {
         self.keys.extend(other.keys.iter().cloned());
         self.members.extend(other.members.iter().cloned());
+        self.owners.extend(other.owners.iter().cloned());
         self.writers.extend(other.writers.iter().cloned());
+        self.writers_changed |= other.writers_changed;
     }
 }
 

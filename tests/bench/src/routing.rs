@@ -115,7 +115,8 @@ impl Core {
         let (scope, key, group) = (ScopeId::from("bench"), KeyId::from("bench"), &self.pool.group.id);
         let headers = |name: &str| if name == "x-session-id" { vec![session.as_bytes()] } else { Vec::new() };
         let aliases = &self.config.session.aliases;
-        let signals = Signals { scope: &scope, secret: &self.secret, headers: &headers, aliases, fresh: "none" };
+        let (secret, headers) = (&self.secret, &headers);
+        let signals = Signals { scope: &scope, secret, headers, aliases, parent: None, fresh: "none" };
         let identity = session::identify(&signals, inbound, Endpoint::Chat)?;
         let whose = Whose {
             scope: &scope,

@@ -2,6 +2,7 @@
 
 mod dispatch;
 mod facts;
+mod ownership;
 mod policy;
 mod select;
 mod shared;

@@ -53,6 +53,7 @@ impl Capture {
             secret: &DeploymentSecret::new(b"secret"),
             headers: &headers,
             aliases,
+            parent: None,
             fresh: "fresh",
         };
         identify(&signals, &inbound, endpoint)
