@@ -303,7 +303,9 @@ impl Send {
     /// The member's health as the decision saw it; absent where nothing was chosen.
     pub fn seen(&self) -> Option<&Candidate> {
         let selection = &self.selection.as_ref()?.says;
-        selection.choice.as_ref()?.candidates.iter().find(|candidate| candidate.member == selection.member)
+        let chosen = (&selection.member, &selection.deployment);
+        let mut candidates = selection.choice.as_ref()?.candidates.iter();
+        candidates.find(|candidate| (&candidate.member, &candidate.deployment) == chosen)
     }
 }
 

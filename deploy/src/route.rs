@@ -7,8 +7,9 @@ use clap::ValueEnum;
 use waybill_auditor::reading;
 use waybill_projections::fold::Fold;
 use waybill_projections::word::Word;
+use waybill_routing::policy::{Policy, Subject};
 use waybill_routing::request;
-use waybill_routing::select::{self, Ask, Moment};
+use waybill_routing::select::{self, Ask, Moment, Shares};
 use waybill_routing::session::{self, Identity, Whose};
 use waybill_schema::catalogue::{Catalogue, Key, StickyMode};
 use waybill_schema::config::AllCooling;
@@ -105,7 +106,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let catalogue = Catalogue::compile(&rows);
     let key = caller(&catalogue, args.key.as_deref())?;
     let group = args.group.as_deref().map_or_else(|| key.group.clone(), GroupId::from);
-    let pool = catalogue.pool(&group, &args.model);
+    let pool = catalogue.asked(key, &group, &args.model);
     let pool = pool.with_context(|| format!("the group `{group}` shows no model `{}`", args.model))?;
     let endpoint = Endpoint::from(args.endpoint);
     let config = args.config.as_deref().map(check::load).transpose()?;
@@ -120,6 +121,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         None => None,
     };
     let model = ModelName::new(args.model.as_str());
+    let policy = catalogue.templates.get(&key.id).map(|template| Policy::of(template));
+    // What a gateway has on its way is not known here: a strategy that ranks by it is shown with its weights alone.
+    let rule = Subject { policy: policy.as_ref(), pool: &pool, model: &model }.rule();
     let ask = Ask {
         pool: &pool,
         model: &model,
@@ -131,6 +135,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         },
         last_resort: config.as_ref().is_some_and(|config| config.retry.all_cooling == AllCooling::BestEffort),
         catalogue: catalogue.revision,
+        path: &[],
+        shares: rule.map(|rule| Shares { rule, rank: &|_| 0 }),
     };
     let draw = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
     let choice = select::look(&ask, &Moment { state: &state, now: Time::wall_clock(), draw });

@@ -27,6 +27,7 @@ use waybill_gateway::server::{self, House, Readiness, Ready};
 use waybill_gateway::shared::embedded::Embedded;
 use waybill_gateway::shared::redis::RedisState;
 use waybill_gateway::shared::{SharedState, Unshared};
+use waybill_gateway::traffic::Traffic;
 use waybill_gateway::upstream::Upstream;
 use waybill_gateway::vault::{Shelf, Vault};
 use waybill_schema::config::Config;
@@ -190,6 +191,7 @@ pub(crate) async fn serve<L: Log + 'static>(parts: Parts<L>, greeting: &str) -> 
         shared,
         limits: Limits::default(),
         vault: Vault::new(parts.shelf, parts.secret),
+        traffic: Traffic::default(),
     });
     let following = Following::start(gateway.clone(), follower, parts.copy)?;
     let spending = spending::follow(gateway.clone(), parts.spending)?;

@@ -71,6 +71,8 @@ pub struct Marks<'a> {
     pub session: &'a str,
     /// Sends so far.
     pub attempts: u16,
+    /// Whether a fallback chain led to who served, or failed last.
+    pub fallback: bool,
     /// The deployment that served, where the caller may know it.
     pub deployment: Option<&'a str>,
 }
@@ -87,7 +89,7 @@ impl Marks<'_> {
         set("x-waybill-request-id", HeaderValue::from_str(self.request).ok());
         set("x-session-id", HeaderValue::from_str(self.session).ok());
         set("x-waybill-attempts", Some(HeaderValue::from(self.attempts)));
-        set("x-waybill-fallback", Some(HeaderValue::from_static("false")));
+        set("x-waybill-fallback", Some(HeaderValue::from_static(if self.fallback { "true" } else { "false" })));
         set("x-waybill-deployment", self.deployment.and_then(|name| HeaderValue::from_str(name).ok()));
     }
 }

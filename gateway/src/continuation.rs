@@ -23,7 +23,7 @@ use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
 use crate::answer::Body;
-use crate::flight::{Departure, Flight, Seen};
+use crate::flight::{Crossing, Departure, Flight, Seen};
 use crate::journey::Journey;
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::Refusal;
@@ -232,11 +232,21 @@ impl Tie {
     }
 
     /// What of `pool` the request is held to: the parent's deployment, or what lies behind the conversation's connection.
-    pub(crate) fn narrow(&self, pool: Arc<Pool>, catalogue: &Catalogue) -> Result<Arc<Pool>, Refusal> {
+    /// Where another model stood in (S3.19), the owner is outside the pool, among what else the caller reaches.
+    pub(crate) fn narrow(&self, pool: Arc<Pool>, arrived: &Arrived) -> Result<Arc<Pool>, Refusal> {
         let Some(hold) = &self.hold else { return Ok(pool) };
-        let deployment = |place: &Place| !self.by_parent || place.deployment == hold.owner.deployment;
-        held(&pool, catalogue, &hold.owner, deployment).map(Arc::new).ok_or_else(|| hold.gone())
+        let catalogue = &arrived.serving.catalogue;
+        let here = |place: &Place| !self.by_parent || place.deployment == hold.owner.deployment;
+        let narrowed = held(&pool, catalogue, &hold.owner, here).or_else(|| reached(arrived, &hold.owner));
+        narrowed.map(Arc::new).ok_or_else(|| hold.gone())
     }
+}
+
+/// The owner's deployment, wherever the caller reaches it.
+fn reached(arrived: &Arrived, owner: &Owner) -> Option<Pool> {
+    let catalogue = &arrived.serving.catalogue;
+    let here = |place: &Place| place.deployment == owner.deployment;
+    arrived.key.groups().find_map(|group| held(catalogue.whole(group)?, catalogue, owner, here))
 }
 
 /// The places of `pool` behind the owner's connection for which `holds`; `None` where there is none, or the connection is
@@ -300,11 +310,12 @@ pub(crate) async fn ask(gateway: &Arc<Gateway>, arrived: &Arrived, errand: Erran
     let name = Name::of_response(&gateway.secret, &scope, &errand.id);
     let owner = owner_of(gateway, &name).await.map_err(Refusal::Response)?;
     let catalogue = &serving.catalogue;
-    let pool = std::iter::once(&key.group).chain(&key.groups).find_map(|group| {
-        let pool = catalogue.pool(group, owner.model.as_str())?;
+    let asked = key.groups().find_map(|group| {
+        let pool = catalogue.asked(key, group, owner.model.as_str())?;
         held(&pool, catalogue, &owner, |place| place.deployment == owner.deployment)
     });
-    let pool = Arc::new(pool.ok_or(Refusal::Response(Unowned::Gone))?);
+    let pool = asked.or_else(|| reached(arrived, &owner)).ok_or(Refusal::Response(Unowned::Gone))?;
+    let pool = Arc::new(pool);
     let model = owner.model.clone();
     let inbound = Inbound::about_a_response(model.as_str(), errand.streams(arrived.query.as_deref()));
     let context = Context {
@@ -323,6 +334,7 @@ pub(crate) async fn ask(gateway: &Arc<Gateway>, arrived: &Arrived, errand: Erran
         gateway: gateway.clone(),
         serving: serving.clone(),
         pool,
+        crossing: Crossing::Never,
         request: arrived.request.clone(),
         context,
         rights: serving.catalogue.rights(&arrived.key),

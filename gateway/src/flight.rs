@@ -3,19 +3,20 @@
 //! Whatever happens to a request happens through its flight, which records it once. When a flight is dropped before
 //! it has landed, its client has left: that, too, is recorded, so no send stays without an end while the gateway lives.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
-use waybill_routing::classify::Verdict;
+use waybill_routing::classify::{Recourse, Verdict};
 use waybill_routing::dispatch::{self, Search};
+use waybill_routing::policy::{Policy, Rule, Subject, Walk};
 use waybill_routing::price;
-use waybill_routing::select::{self, Ask, Moment};
+use waybill_routing::select::{self, Ask, Moment, Shares};
 use waybill_routing::state::State;
 use waybill_schema::catalogue::terms::Rights;
-use waybill_schema::catalogue::{Place, Pool};
+use waybill_schema::catalogue::{Place, Pool, Strategy};
 use waybill_schema::event::{
-    Affinity, Attempt, Choice, Class, Context, Effect, Endpoint, Event, Outcome, Preference, Reason, Request,
-    Selection, Usage,
+    Affinity, Attempt, Candidate, Choice, Class, Context, Effect, Endpoint, Event, Outcome, Preference, Reason,
+    Request, Selection, Usage,
 };
 use waybill_schema::id::{AffinityKey, DeploymentId, ModelName, RequestId, Revision};
 use waybill_schema::redis::{self, CLAIM_MS, Pin};
@@ -24,8 +25,10 @@ use waybill_schema::time::Time;
 use crate::continuation::{Hold, Kept, Made, Seal};
 use crate::ledger::Sight;
 use crate::proxy::Gateway;
+use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::{Answer, Away, Question};
+use crate::traffic::{Form, Ranks};
 use crate::vault::Deposit;
 
 /// One request under way.
@@ -33,7 +36,13 @@ use crate::vault::Deposit;
 pub struct Flight {
     gateway: Arc<Gateway>,
     serving: Arc<Serving>,
-    pool: Arc<Pool>,
+    policy: Option<Arc<Policy>>,
+    /// The pool of what was asked for.
+    home: Arc<Pool>,
+    /// The pool that is sent to.
+    leg: Leg,
+    crossing: Crossing,
+    walk: Walk,
     request: RequestId,
     context: Context,
     rights: Rights,
@@ -47,11 +56,43 @@ pub struct Flight {
     /// The affinity revision that a switch would be based on.
     base: Option<Revision>,
     sends: u16,
+    /// Whether a chain led to any of the sends.
+    fallback: bool,
     open: Option<Open>,
     last_class: Option<Class>,
     /// The `Idempotency-Key` that it has taken.
     deposit: Option<Deposit>,
     landed: bool,
+}
+
+/// A pool, and how the request came to it.
+#[derive(Clone, Debug)]
+struct Leg {
+    pool: Arc<Pool>,
+    /// The fallback targets on the way; none leads home.
+    path: Vec<ModelName>,
+    /// Whether the session's record led here before anything had failed.
+    pinned: bool,
+}
+
+/// Whether other models may stand in for the one that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crossing {
+    /// After a failure, and where the session's last answer came from one.
+    Free,
+    /// After a failure only.
+    AfterFailure,
+    /// They may not.
+    Never,
+}
+
+/// Why nothing was chosen.
+#[derive(Debug)]
+pub enum Stuck {
+    /// No candidate of the pool is legal.
+    Nobody(Search, Choice),
+    /// The session's fallback model is refused to the caller (S3.19).
+    Refused(Refusal),
 }
 
 /// Whether others' records can be seen.
@@ -113,6 +154,8 @@ pub struct Departure {
     pub serving: Arc<Serving>,
     /// The deployments that may serve.
     pub pool: Arc<Pool>,
+    /// Whether other models may stand in.
+    pub crossing: Crossing,
     /// Our id of the request.
     pub request: RequestId,
     /// Who asks for what.
@@ -130,12 +173,16 @@ pub struct Departure {
 impl Flight {
     /// Begins.
     pub fn new(departure: Departure) -> Self {
-        let Departure { gateway, serving, pool, request, context, rights, hold, kept, begun } = departure;
+        let Departure { gateway, serving, pool, crossing, request, context, rights, hold, kept, begun } = departure;
         gateway.metrics.in_flight.inc();
         Self {
+            policy: serving.policy(&context.key).cloned(),
             gateway,
             serving,
-            pool,
+            leg: Leg::home(&pool),
+            home: pool,
+            crossing,
+            walk: Walk::default(),
             request,
             context,
             rights,
@@ -146,6 +193,7 @@ impl Flight {
             begun,
             base: None,
             sends: 0,
+            fallback: false,
             open: None,
             last_class: None,
             deposit: None,
@@ -183,9 +231,14 @@ impl Flight {
         self.sends
     }
 
-    /// The first-token deadline of the request's route, in seconds, where it has one of its own.
+    /// Whether a chain led to any of the sends.
+    pub fn fell_back(&self) -> bool {
+        self.fallback
+    }
+
+    /// The first-token deadline of the route that is sent to, in seconds, where it has one of its own.
     pub fn first_token_seconds(&self) -> Option<u32> {
-        self.pool.route.first_token_seconds
+        self.leg.pool.route.first_token_seconds
     }
 
     /// Whether it may not be sent without a record of it.
@@ -215,30 +268,38 @@ impl Flight {
     }
 
     /// Chooses a deployment and notes the selection, as one step with the state it depends on. The first choice asks
-    /// the shared state. Errors with the choice when no candidate is legal; then nothing is recorded.
+    /// the shared state. Where nothing is chosen, nothing is recorded.
     pub async fn choose(
         &mut self,
         search: Search,
         last_resort: bool,
-    ) -> Result<(dispatch::Attempt, Place), Box<(Search, Choice)>> {
+    ) -> Result<(dispatch::Attempt, Place), Box<Stuck>> {
         let random = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
+        let promised = OnceLock::new();
         let seen = match self.view {
-            None => self.ask(random, search.exhausted(), last_resort).await,
+            None => self.ask(random, search.exhausted(), last_resort, &promised).await,
             Some(_) => None,
         };
         let (now, draw) = (Time::wall_clock(), self.agreed().map_or(random, select::rendezvous));
         let (chosen, revision) = self.gateway.ledger.decide(now, seen.as_deref(), |state| {
-            let choice = self.look(&Moment { state, now, draw }, search.exhausted(), last_resort);
-            let Some((place, reason)) = self.decide(&choice) else { return (Err(choice), Vec::new()) };
+            let moment = Moment { state, now, draw };
+            let (leg, choice) = match self.look_where_pinned(&moment, &search, last_resort, promised.get()) {
+                Ok(seen) => seen,
+                Err(refusal) => return (Err(Err(refusal)), Vec::new()),
+            };
+            let Some((place, reason)) = decide(&leg, &choice) else { return (Err(Ok(choice)), Vec::new()) };
+            self.turn(&leg, &choice, reason, &place);
             let base = base_of(&choice.affinity);
-            let claim = self.claims(&choice);
-            let selection = Selection { claim, ..self.selection(&place, reason, Some(choice)) };
-            (Ok((place, base, claim)), vec![Event::Selection(Box::new(selection))])
+            let claim = self.claims(&leg, &choice);
+            let selection = Selection { claim, ..self.selection(&leg, &place, reason, Some(choice)) };
+            (Ok((leg, place, base, claim)), vec![Event::Selection(Box::new(selection))])
         });
-        let (place, base, claim) = match chosen {
+        let (leg, place, base, claim) = match chosen {
             Ok(chosen) => chosen,
-            Err(choice) => return Err(Box::new((search, choice))),
+            Err(Ok(choice)) => return Err(Box::new(Stuck::Nobody(search, choice))),
+            Err(Err(refusal)) => return Err(Box::new(Stuck::Refused(refusal))),
         };
+        self.leg = leg;
         self.base = match () {
             // A continuation moves no session: it renews the affinity of where it goes, or makes one where there is none.
             () if self.hold.is_some() => None,
@@ -249,9 +310,44 @@ impl Flight {
         Ok((search.take(place.deployment.clone()), place))
     }
 
+    /// Goes on in the pool of the next target that stands in after a failure with this recourse; tells whether there is
+    /// one. A target that the caller may not use is passed over (S3.18).
+    pub fn fall_back(&mut self, recourse: Recourse) -> bool {
+        if self.crossing == Crossing::Never {
+            return false;
+        }
+        let mut walk = std::mem::take(&mut self.walk);
+        walk.turn(&self.context.model, &self.leg.path, &self.subject(&self.leg).targets(recourse));
+        let leads = |path: Vec<ModelName>| Some(Leg { pool: self.admitted(&path).ok()?, path, pinned: false });
+        let leg = std::iter::from_fn(|| walk.step()).find_map(leads);
+        self.walk = walk;
+        let Some(leg) = leg else { return false };
+        self.leg = leg;
+        true
+    }
+
+    /// Goes back to the pool of what was asked for, where the session's record had led elsewhere; tells whether it had.
+    pub fn unpin(&mut self) -> bool {
+        let pinned = self.leg.pinned;
+        if pinned {
+            self.go_home();
+        }
+        pinned
+    }
+
+    /// Goes back to the pool of what was asked for.
+    pub fn go_home(&mut self) {
+        self.leg = Leg::home(&self.home);
+    }
+
+    /// Whether the pool is that of what was asked for.
+    pub fn is_home(&self) -> bool {
+        self.leg.path.is_empty()
+    }
+
     /// Notes that the same deployment is sent to again.
     pub fn again(&mut self, place: Place) {
-        let selection = self.selection(&place, Reason::Same, None);
+        let selection = self.selection(&self.leg, &place, Reason::Same, None);
         self.gateway.ledger.note(Time::wall_clock(), vec![Event::Selection(Box::new(selection))]);
         self.opened(place);
     }
@@ -327,7 +423,7 @@ impl Flight {
             code: landing.code.map(str::to_owned),
             status: landing.status,
             attempts: self.sends,
-            fallback: false,
+            fallback: self.fallback,
             latency_ms,
             context,
         })));
@@ -339,12 +435,20 @@ impl Flight {
     }
 
     /// Asks the shared state, which takes the claim on the key for what `random` would choose now.
-    async fn ask(&mut self, random: u64, exhausted: &[DeploymentId], last_resort: bool) -> Option<Box<Sight>> {
+    /// The ranks that the choice stood on are `promised`: what is chosen afterwards must be what was claimed.
+    async fn ask(
+        &mut self,
+        random: u64,
+        exhausted: &[DeploymentId],
+        last_resort: bool,
+        promised: &OnceLock<Ranks>,
+    ) -> Option<Box<Sight>> {
         self.view = Some(View::Clear);
         let key = self.sticky_key()?;
         let now = Time::wall_clock();
         let claim = || {
-            let claim = |state: &State| self.claim(&Moment { state, now, draw: random }, exhausted, last_resort);
+            let ranks = self.ranks(&self.leg, now).map(|ranks| promised.get_or_init(|| ranks));
+            let claim = |state: &State| self.claim(&Moment { state, now, draw: random }, exhausted, last_resort, ranks);
             self.gateway.ledger.look(claim)
         };
         let answer = self.gateway.shared.read_or_claim(Question { key, claim: &claim, now }).await;
@@ -363,9 +467,15 @@ impl Flight {
     }
 
     /// The claim that this request would take; none where a record stands already.
-    fn claim(&self, moment: &Moment<'_>, exhausted: &[DeploymentId], last_resort: bool) -> Option<Pin> {
-        let choice = self.look(moment, exhausted, last_resort);
-        let (place, _) = self.decide(&choice).filter(|_| self.claims(&choice))?;
+    fn claim(
+        &self,
+        moment: &Moment<'_>,
+        exhausted: &[DeploymentId],
+        last_resort: bool,
+        ranks: Option<&Ranks>,
+    ) -> Option<Pin> {
+        let choice = self.look(&self.leg, moment, exhausted, last_resort, ranks);
+        let (place, _) = decide(&self.leg, &choice).filter(|_| self.claims(&self.leg, &choice))?;
         let Revision { writer, epoch, .. } = self.gateway.ledger.life();
         Some(Pin {
             shadow_group_id: redis::channel_of(&place.deployment),
@@ -385,25 +495,108 @@ impl Flight {
         })
     }
 
-    fn look(&self, moment: &Moment<'_>, exhausted: &[DeploymentId], last_resort: bool) -> Choice {
+    /// Looks where the session's last answer came from, if that was a fallback model and may be followed; else where the
+    /// request is now. Errors where the caller may not use that model any more: it is not widened (S3.19).
+    fn look_where_pinned(
+        &self,
+        moment: &Moment<'_>,
+        search: &Search,
+        last_resort: bool,
+        promised: Option<&Ranks>,
+    ) -> Result<(Leg, Choice), Refusal> {
+        if let Some(leg) = self.pinned(moment)? {
+            let choice = self.look(&leg, moment, search.exhausted(), false, self.ranks(&leg, moment.now).as_ref());
+            if matches!(choice.affinity, Affinity::Hit(_)) {
+                return Ok((leg, choice));
+            }
+        }
+        let fresh = if promised.is_none() { self.ranks(&self.leg, moment.now) } else { None };
+        let choice = self.look(&self.leg, moment, search.exhausted(), last_resort, promised.or(fresh.as_ref()));
+        Ok((self.leg.clone(), choice))
+    }
+
+    /// The pool to which the session's record leads by way of fallback chains, as long as they still lead there.
+    fn pinned(&self, moment: &Moment<'_>) -> Result<Option<Leg>, Refusal> {
+        let key = self.sticky_key().filter(|_| self.sends == 0 && self.crossing == Crossing::Free && self.is_home());
+        let record = key.and_then(|key| moment.state.record(key, moment.now));
+        let Some(path) = record.map(|record| &record.path).filter(|path| !path.is_empty()) else { return Ok(None) };
+        let mut leg = self.leg.clone();
+        for (at, target) in path.iter().enumerate() {
+            if !self.subject(&leg).reaches(target) {
+                return Ok(None);
+            }
+            let path = path[..=at].to_vec();
+            leg = Leg { pool: self.admitted(&path)?, path, pinned: true };
+        }
+        Ok(Some(leg))
+    }
+
+    /// The pool of the target at the end of `path`, where the caller may use it, under whatever name.
+    fn admitted(&self, path: &[ModelName]) -> Result<Arc<Pool>, Refusal> {
+        let target = path.last().expect("a path leads to a target").as_str();
+        if !self.rights.may(target) {
+            return Err(Refusal::ModelNotPermitted(target.to_owned()));
+        }
+        self.gateway.limits.afford(&self.rights, Time::wall_clock())?;
+        let pool = self.serving.catalogue.target(self.rights.key(), &self.context.group, target);
+        pool.ok_or_else(|| Refusal::ModelNotFound(target.to_owned()))
+    }
+
+    fn subject<'a>(&'a self, leg: &'a Leg) -> Subject<'a> {
+        Subject { policy: self.policy.as_deref(), pool: &leg.pool, model: self.model(leg) }
+    }
+
+    /// What is asked of the pool: the last target on the way to it, else what the client named.
+    fn model<'a>(&'a self, leg: &'a Leg) -> &'a ModelName {
+        leg.path.last().unwrap_or(&self.context.model)
+    }
+
+    /// The rule by which the pool ranks its deployments, where it does. Where gateways cannot see each other, all must
+    /// choose alike, and what one of them knows of its own traffic counts for nothing.
+    fn ranking<'a>(&'a self, leg: &'a Leg) -> Option<&'a Rule> {
+        let rule = self.subject(leg).rule().filter(|rule| rule.strategy != Strategy::Priority)?;
+        self.agreed().is_none().then_some(rule)
+    }
+
+    fn ranks(&self, leg: &Leg, now: Time) -> Option<Ranks> {
+        let rule = self.ranking(leg)?;
+        Some(self.gateway.traffic.ranks(rule, &leg.pool, self.model(leg), self.form(), now))
+    }
+
+    /// Goes on at the split's cursor where the choice was its turn.
+    fn turn(&self, leg: &Leg, choice: &Choice, reason: Reason, place: &Place) {
+        let splits = self.ranking(leg).is_some_and(|rule| rule.strategy == Strategy::TrafficSplit);
+        if splits && reason == Reason::Draw {
+            self.gateway.traffic.turn(&leg.pool, self.model(leg), choice, &place.deployment);
+        }
+    }
+
+    fn form(&self) -> Form {
+        if self.context.stream { Form::Stream } else { Form::Plain }
+    }
+
+    fn look(
+        &self,
+        leg: &Leg,
+        moment: &Moment<'_>,
+        exhausted: &[DeploymentId],
+        last_resort: bool,
+        ranks: Option<&Ranks>,
+    ) -> Choice {
+        let rank = |place: &Place| ranks.and_then(|ranks| ranks.get(&place.deployment)).copied().unwrap_or(0);
         let ask = Ask {
-            pool: &self.pool,
-            model: &self.context.model,
+            pool: &leg.pool,
+            model: self.model(leg),
             endpoint: self.context.endpoint,
             sticky: self.context.sticky.as_ref(),
             exhausted,
             has_credential: &|place| self.serving.has_credential(place),
             last_resort,
             catalogue: self.serving.catalogue.revision,
+            path: &leg.path,
+            shares: self.subject(leg).rule().map(|rule| Shares { rule, rank: &rank }),
         };
         select::look(&ask, moment)
-    }
-
-    fn decide(&self, choice: &Choice) -> Option<(Place, Reason)> {
-        let (index, reason) = select::decide(choice)?;
-        let candidate = &choice.candidates[index];
-        let place = self.pool.places.iter().find(|place| place.member.id == candidate.member).cloned();
-        Some((place.expect("every candidate was made from a place of this pool"), reason))
     }
 
     /// The affinity key that every gateway draws from, where they cannot see each other's records.
@@ -412,8 +605,8 @@ impl Flight {
     }
 
     /// S3.11: the first request of a key without a live record claims it. Auxiliary calls bind nothing.
-    fn claims(&self, choice: &Choice) -> bool {
-        let free = self.hold.is_none() && !self.is_auxiliary();
+    fn claims(&self, leg: &Leg, choice: &Choice) -> bool {
+        let free = self.hold.is_none() && !self.is_auxiliary() && leg.path.is_empty();
         self.sends == 0 && choice.affinity == Affinity::Absent && free
     }
 
@@ -443,13 +636,18 @@ impl Flight {
 
     fn opened(&mut self, place: Place) {
         self.sends += 1;
+        self.fallback |= !self.leg.path.is_empty();
+        if self.serving.watches_load {
+            self.gateway.traffic.sent(&place.deployment);
+        }
         self.open = Some(Open { place, sent: Instant::now(), first_token_ms: None });
     }
 
-    fn selection(&self, place: &Place, reason: Reason, choice: Option<Choice>) -> Selection {
+    fn selection(&self, leg: &Leg, place: &Place, reason: Reason, choice: Option<Choice>) -> Selection {
         let first = self.sends == 0;
         let reason = match reason {
             Reason::Draw | Reason::Affinity if self.hold.is_some() => Reason::Owner,
+            Reason::Draw if !leg.path.is_empty() => Reason::Fallback,
             Reason::Draw if !first => Reason::Next,
             Reason::Draw if self.agreed().is_some() => Reason::Rendezvous,
             other => other,
@@ -471,10 +669,12 @@ impl Flight {
     fn close(&mut self, verdict: &Verdict, learnt: Learnt) -> Option<Event> {
         let open = self.open.take()?;
         self.last_class = Some(verdict.class);
+        let latency_ms = millis(open.sent);
         self.gateway.metrics.attempt(&open.place.channel.id, verdict.class);
         self.gateway.limits.used(&self.rights, &learnt.usage, Time::wall_clock());
+        self.measure(&open, verdict.class, latency_ms);
         let protected = self.serving.config.health.enabled && !self.is_auxiliary();
-        let thresholds = self.serving.thresholds(&self.pool.group);
+        let thresholds = self.serving.thresholds(&self.leg.pool.group);
         // What a response cost is on record with the request that made it.
         let usage = if self.is_errand() { Usage::default() } else { learnt.usage };
         Some(Event::Attempt(Box::new(Attempt {
@@ -483,10 +683,10 @@ impl Flight {
             member: open.place.member.id.clone(),
             deployment: open.place.deployment.clone(),
             incarnation: open.place.incarnation,
-            model: self.context.model.clone(),
+            model: self.model(&self.leg).clone(),
             class: verdict.class,
             status: learnt.status,
-            latency_ms: millis(open.sent),
+            latency_ms,
             first_token_ms: open.first_token_ms,
             cost_nano: cost_nano(&open.place, &usage, verdict.class),
             usage,
@@ -498,7 +698,20 @@ impl Flight {
         })))
     }
 
-    /// S1.9, S3.13: what a success commits.
+    /// Counts the end of a send, where that is asked for, and what a success took.
+    fn measure(&self, open: &Open, class: Class, latency_ms: u64) {
+        if !self.serving.watches_load {
+            return;
+        }
+        let took = match self.form() {
+            Form::Stream => open.first_token_ms,
+            Form::Plain => Some(latency_ms),
+        };
+        let took = took.filter(|_| class == Class::Success).map(|ms| (self.form(), ms));
+        self.gateway.traffic.ended(&open.place.deployment, took, Time::wall_clock());
+    }
+
+    /// S1.9, S3.13, S3.19: what a success commits, under what was asked for.
     fn preference(&self, place: &Place) -> Option<Event> {
         let sticky = self.context.sticky.as_ref().filter(|_| !self.is_auxiliary())?;
         Some(Event::Preference(Box::new(Preference {
@@ -508,10 +721,10 @@ impl Flight {
             deployment: place.deployment.clone(),
             incarnation: place.incarnation,
             model: place.upstream_model.clone(),
-            pool: self.context.group.clone(),
-            path: Vec::<ModelName>::new(),
+            pool: self.leg.pool.group.id.clone(),
+            path: self.leg.path.clone(),
             base: self.base.clone(),
-            ttl_ms: self.serving.sticky_ttl_ms(&self.pool.group, sticky.by),
+            ttl_ms: self.serving.sticky_ttl_ms(&self.home.group, sticky.by),
         })))
     }
 
@@ -536,6 +749,19 @@ impl Drop for Flight {
 fn cost_nano(place: &Place, usage: &Usage, class: Class) -> Option<u64> {
     let price = place.channel.prices.iter().find(|price| price.model == place.upstream_model)?;
     price::cost_nano(price, usage, class)
+}
+
+impl Leg {
+    fn home(pool: &Arc<Pool>) -> Self {
+        Self { pool: pool.clone(), path: Vec::new(), pinned: false }
+    }
+}
+
+fn decide(leg: &Leg, choice: &Choice) -> Option<(Place, Reason)> {
+    let (index, reason) = select::decide(choice)?;
+    let Candidate { member, deployment, .. } = &choice.candidates[index];
+    let place = leg.pool.places.iter().find(|place| place.member.id == *member && place.deployment == *deployment);
+    Some((place.cloned().expect("every candidate was made from a place of this pool"), reason))
 }
 
 fn base_of(affinity: &Affinity) -> Option<Revision> {

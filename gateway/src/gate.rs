@@ -70,6 +70,18 @@ pub(crate) struct Repeats {
     pub(crate) responses_once: bool,
 }
 
+impl Repeats {
+    /// Those of a request, which may be `held`.
+    pub(crate) fn of(arrived: &Arrived, held: bool) -> Self {
+        Self {
+            by_key: arrived.headers.contains_key("idempotency-key"),
+            body_passes: arrived.form.as_ref().is_some_and(Filled::passes),
+            held,
+            responses_once: arrived.serving.config.retry.responses_single_send,
+        }
+    }
+}
+
 /// The `Idempotency-Key` under which a request's outcome is kept: of what is behind the gate, but for images, which are
 /// made once whatever they carry, and for a form that passes, of which nobody can say later whether it was the same.
 pub(crate) fn idempotency_key(arrived: &Arrived) -> Option<&HeaderValue> {

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time::Instant;
-use waybill_routing::classify::{self, Transport, Verdict};
+use waybill_routing::classify::{self, Recourse, Transport, Verdict};
 use waybill_routing::dispatch::{self, End, Limits, Next, Search};
 use waybill_routing::observe::{self, Frame, Terminal};
 use waybill_routing::request::Inbound;
@@ -25,8 +25,8 @@ use waybill_schema::time::Time;
 
 use crate::answer::{self, Body, Marks, full};
 use crate::failure::{Failure, Shown, show_error};
-use crate::flight::{Flight, Landing, Learnt, Seen};
-use crate::gate::{self, Filled, Outgoing, Passage, Repeats};
+use crate::flight::{Flight, Landing, Learnt, Seen, Stuck};
+use crate::gate::{self, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
 use crate::relay::{Feed, Relay, class_of};
@@ -59,76 +59,117 @@ enum Answer {
     Passing { status: StatusCode, headers: HeaderMap, first: Bytes, body: Incoming },
 }
 
+/// Why there is nobody to send to.
+enum Dead {
+    /// No candidate is legal: how it stood in the pool of what was asked for, where that was looked at.
+    Nobody(Option<Choice>),
+    /// The caller may not use where its session was led.
+    Refused(Refusal),
+}
+
 impl Journey<'_> {
     /// Sends until there is an answer or nothing left to try, and answers the client.
     pub(crate) async fn travel(mut self, mut flight: Flight) -> Response<Body> {
         let mut search = dispatch::begin(self.limits(&flight));
         let mut failure: Option<Failure> = None;
         loop {
-            let (attempt, place) = match self.choose(&mut flight, search).await {
+            let recourse = failure.as_ref().map_or(Recourse::General, |failure| failure.verdict.recourse);
+            let (attempt, place) = match self.choose(&mut flight, search, recourse).await {
                 Ok(chosen) => chosen,
-                Err(choice) => return self.without_route(flight, &choice, failure),
+                Err(Dead::Refused(refusal)) => return self.refuse(flight, &refusal),
+                Err(Dead::Nobody(choice)) => return self.without_route(flight, &choice, failure),
             };
-            match self.send_here(&mut flight, attempt, place).await {
+            let (next, failed) = match self.send_here(&mut flight, attempt, place).await {
                 Ok((attempt, answer)) => {
                     let response = self.commit(flight, attempt, answer).await;
                     together().await;
                     self.gateway.ledger.flush();
                     return response;
                 }
-                Err((next, failed)) => match next {
-                    Next::Other(further) => {
-                        search = further;
-                        failure = Some(failed);
-                    }
-                    Next::End(end) => return self.give_up(flight, failed, end),
-                    Next::Same { .. } => unreachable!("send_here goes on while the same deployment is sent to again"),
-                },
-            }
+                Err(failed) => failed,
+            };
+            search = match next {
+                Next::Other(search) if flight.unpin() => search.enter_pool(),
+                Next::Other(search) => search,
+                Next::Spent { search, .. } if self.leaves(&mut flight, failed.verdict.recourse) => search.enter_pool(),
+                Next::Spent { end, .. } | Next::End(end) => return self.give_up(flight, failed, end),
+                Next::Same { .. } => unreachable!("send_here goes on while the same deployment is sent to again"),
+            };
+            failure = Some(failed);
         }
+    }
+
+    /// Leaves a pool that has no more to offer; tells whether there is another. A fallback model that the session's
+    /// record led to stood before the pool of what was asked for, which comes after it.
+    fn leaves(&self, flight: &mut Flight, recourse: Recourse) -> bool {
+        (recourse == Recourse::General && flight.unpin()) || flight.fall_back(recourse)
     }
 
     fn limits(&self, flight: &Flight) -> Limits {
         let (held, strict) = (flight.hold().is_some(), flight.is_strict());
         let retry = &self.arrived.serving.config.retry;
+        let policy = self.arrived.serving.policy(&self.arrived.key.id);
         Limits {
-            max_attempts: retry.max_attempts,
+            max_attempts: policy.and_then(|policy| policy.max_attempts).unwrap_or(retry.max_attempts),
             retry_times: if retry.cross_channel && !held { retry.retry_times } else { 0 },
             sends_max: retry.sends_max,
             backoff_ms: u64::from(retry.backoff_ms),
             deadline: Time::wall_clock().plus_ms(millis_until(self.deadline)),
-            replay: gate::replay(self.arrived.endpoint, self.repeats(held || strict)),
+            replay: gate::replay(self.arrived.endpoint, Repeats::of(self.arrived, held || strict)),
         }
     }
 
-    fn repeats(&self, held: bool) -> Repeats {
-        Repeats {
-            by_key: self.arrived.headers.contains_key("idempotency-key"),
-            body_passes: self.arrived.form.as_ref().is_some_and(Filled::passes),
-            held,
-            responses_once: self.arrived.serving.config.retry.responses_single_send,
-        }
-    }
-
-    /// Chooses; where every candidate cools and the setting says so, waits for the soonest and chooses once more.
-    async fn choose(&self, flight: &mut Flight, search: Search) -> Result<(dispatch::Attempt, Place), Choice> {
-        let all_cooling = self.arrived.serving.config.retry.all_cooling;
+    /// Chooses in the pool, else in those of the chain that `recourse` leads to. Where nobody is legal in any, and the
+    /// setting says so, waits for the soonest, or takes the risk with one that is cooling.
+    async fn choose(
+        &self,
+        flight: &mut Flight,
+        mut search: Search,
+        recourse: Recourse,
+    ) -> Result<(dispatch::Attempt, Place), Dead> {
         // What is asked of a response is no work for its member.
         let errand = flight.hold().is_some_and(|hold| hold.errand.is_some());
-        let (search, choice) = match flight.choose(search, errand || all_cooling == AllCooling::BestEffort).await {
-            Ok(chosen) => return Ok(chosen),
-            Err(refused) => *refused,
-        };
-        let wait = select::soonest(&choice).map(|soonest| Time::wall_clock().until(soonest));
-        match (all_cooling, wait) {
+        let mut at_home: Option<Choice> = None;
+        loop {
+            let was_home = flight.is_home();
+            let (back, choice) = match flight.choose(search, errand).await.map_err(|stuck| *stuck) {
+                Ok(chosen) => return Ok(chosen),
+                Err(Stuck::Refused(refusal)) => return Err(Dead::Refused(refusal)),
+                Err(Stuck::Nobody(search, choice)) => (search.enter_pool(), choice),
+            };
+            search = back;
+            if was_home {
+                at_home = Some(choice);
+            }
+            if !flight.fall_back(recourse) {
+                break;
+            }
+        }
+        flight.go_home();
+        self.choose_cooling(flight, search, at_home).await
+    }
+
+    async fn choose_cooling(
+        &self,
+        flight: &mut Flight,
+        search: Search,
+        choice: Option<Choice>,
+    ) -> Result<(dispatch::Attempt, Place), Dead> {
+        let wait = choice.as_ref().and_then(select::soonest).map(|soonest| Time::wall_clock().until(soonest));
+        let last_resort = match (self.arrived.serving.config.retry.all_cooling, wait) {
+            (AllCooling::BestEffort, _) => true,
             (AllCooling::Wait(bound), Some(wait))
                 if wait <= seconds(bound) && Instant::now() + wait < self.deadline =>
             {
                 tokio::time::sleep(wait + Duration::from_millis(1)).await;
-                flight.choose(search, false).await.map_err(|refused| refused.1)
+                false
             }
-            _ => Err(choice),
-        }
+            (AllCooling::Wait(_) | AllCooling::Refuse, _) => return Err(Dead::Nobody(choice)),
+        };
+        flight.choose(search, last_resort).await.map_err(|stuck| match *stuck {
+            Stuck::Refused(refusal) => Dead::Refused(refusal),
+            Stuck::Nobody(_, choice) => Dead::Nobody(Some(choice)),
+        })
     }
 
     /// Sends to one deployment until it answers or its attempts are used up.
@@ -150,7 +191,7 @@ impl Journey<'_> {
                     flight.again(place.clone());
                     attempt = again;
                 }
-                next @ (Next::Other(_) | Next::End(_)) => return Err((next, failure)),
+                next @ (Next::Other(_) | Next::Spent { .. } | Next::End(_)) => return Err((next, failure)),
             }
         }
     }
@@ -360,7 +401,7 @@ impl Journey<'_> {
         let committed = attempt.commit();
         let place = flight.place().cloned();
         let marks = |flight: &Flight, headers: &mut HeaderMap| {
-            let exposed = place.as_ref().filter(|_| self.arrived.key.expose_route);
+            let exposed = place.as_ref().filter(|_| self.exposes_route());
             self.mark(flight, headers, exposed.map(|place| place.deployment.as_str()));
         };
         match answer {
@@ -440,16 +481,19 @@ impl Journey<'_> {
     }
 
     /// Nobody may be sent to: the failure of the last send, if there was one, else a refusal that names the reasons.
-    fn without_route(&self, flight: Flight, choice: &Choice, failure: Option<Failure>) -> Response<Body> {
-        if let Some(failure) = failure {
-            return self.give_up(flight, failure, End::Exhausted);
+    fn without_route(&self, flight: Flight, choice: &Option<Choice>, failure: Option<Failure>) -> Response<Body> {
+        match (failure, choice) {
+            (Some(failure), _) => self.give_up(flight, failure, End::Exhausted),
+            (None, Some(choice)) => {
+                let refusal = match flight.hold() {
+                    // Nobody knows when, or whether, the owner comes back.
+                    Some(hold) if select::soonest(choice).is_none() => hold.gone(),
+                    Some(_) | None => no_route(self.arrived.endpoint, choice),
+                };
+                self.refuse(flight, &refusal)
+            }
+            (None, None) => unreachable!("the first choice is made in the pool of what was asked for"),
         }
-        let refusal = match flight.hold() {
-            // Nobody knows when, or whether, the owner comes back.
-            Some(hold) if select::soonest(choice).is_none() => hold.gone(),
-            Some(_) | None => no_route(self.arrived.endpoint, choice),
-        };
-        self.refuse(flight, &refusal)
     }
 
     /// Gives an answer that was given before; nobody is called.
@@ -464,7 +508,7 @@ impl Journey<'_> {
         response
     }
 
-    /// Refuses a request of which nothing was sent.
+    /// Refuses here a request whose session is resolved.
     pub(crate) fn refuse(&self, mut flight: Flight, refusal: &Refusal) -> Response<Body> {
         self.gateway.metrics.refused(refusal.code());
         let mut response = refusal.answer(Some(self.arrived.endpoint), flight.request().as_str());
@@ -474,12 +518,19 @@ impl Journey<'_> {
         response
     }
 
+    /// Whether the caller may know who served: its key says so, or its template.
+    fn exposes_route(&self) -> bool {
+        let key = &self.arrived.key;
+        key.expose_route || self.arrived.serving.policy(&key.id).is_some_and(|policy| policy.expose_route)
+    }
+
     fn mark(&self, flight: &Flight, headers: &mut HeaderMap, deployment: Option<&str>) {
         let marks = Marks {
             endpoint: self.arrived.endpoint,
             request: flight.request().as_str(),
             session: flight.context().session.as_str(),
             attempts: flight.sends(),
+            fallback: flight.fell_back(),
             deployment,
         };
         marks.set(headers);

@@ -21,4 +21,5 @@ pub mod upstream;
 pub mod serving;
 pub mod ledger;
 pub mod shared;
+pub mod traffic;
 pub mod metrics;

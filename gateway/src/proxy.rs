@@ -9,6 +9,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
+use waybill_routing::dispatch::Replay;
 use waybill_routing::request::{self, Inbound};
 use waybill_routing::session::{self, Identity, Signals, Whose};
 use waybill_schema::catalogue::terms::Rights;
@@ -21,8 +22,8 @@ use waybill_schema::time::Time;
 use crate::answer::{self, Body};
 use crate::body;
 use crate::continuation::{self, Tie};
-use crate::flight::{Departure, Flight};
-use crate::gate::{self, Filled, Gathered};
+use crate::flight::{Crossing, Departure, Flight};
+use crate::gate::{self, Filled, Gathered, Repeats};
 use crate::guardrail::Subject;
 use crate::journey::Journey;
 use crate::ledger::Ledger;
@@ -31,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::SharedState;
+use crate::traffic::Traffic;
 use crate::upstream::{Errand, Upstream};
 use crate::vault::{Claim, Vault};
 
@@ -53,6 +55,8 @@ pub struct Gateway {
     pub limits: Limits,
     /// What was answered under an `Idempotency-Key`.
     pub vault: Vault,
+    /// What this gateway knows of its own sends.
+    pub traffic: Traffic,
 }
 
 /// A request with its body read and its caller known.
@@ -158,14 +162,15 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     };
     let (group, model) = destination(arrived, &inbound)?;
     let rights = arrived.serving.catalogue.rights(&arrived.key);
-    let pool = arrived.serving.catalogue.pool(&group, model).ok_or_else(|| unknown(&rights, model))?;
+    let pool = arrived.serving.catalogue.asked(&arrived.key, &group, model).ok_or_else(|| unknown(&rights, model))?;
     let tie = Tie::find(gateway, arrived, &inbound, model).await?;
-    let pool = tie.narrow(pool, &arrived.serving.catalogue)?;
+    let pool = tie.narrow(pool, arrived)?;
     let context = context(gateway, arrived, &inbound, &pool, model, tie.parent())?;
     let mut flight = Flight::new(Departure {
         gateway: gateway.clone(),
         serving: arrived.serving.clone(),
         pool,
+        crossing: crossing(arrived, &inbound, &tie),
         request: arrived.request.clone(),
         context,
         rights,
@@ -223,10 +228,23 @@ async fn admit(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<
     Ok(())
 }
 
+/// S3.18, S3.19: a session's fallback model is only reused for a request that may be repeated. A continuation stays at its
+/// owner (S3.16).
+fn crossing(arrived: &Arrived, inbound: &Inbound<'_>, tie: &Tie) -> Crossing {
+    if tie.hold.is_some() || inbound.disable_fallbacks {
+        return Crossing::Never;
+    }
+    match gate::replay(arrived.endpoint, Repeats::of(arrived, tie.kept.is_strict())) {
+        Replay::Free => Crossing::Free,
+        Replay::RefusedOnly => Crossing::AfterFailure,
+        Replay::Never => Crossing::Never,
+    }
+}
+
 /// S1.4: the group of `X-Waybill-Group` or of a model written `group/model`, where the key allows it, else the key's.
 fn destination<'a>(arrived: &Arrived, inbound: &'a Inbound<'_>) -> Result<(GroupId, &'a str), Refusal> {
     let key = &arrived.key;
-    let allowed = |name: &str| std::iter::once(&key.group).chain(&key.groups).find(|group| group.as_str() == name);
+    let allowed = |name: &str| key.group_named(name);
     if let Some(named) = arrived.headers.get("x-waybill-group") {
         let named = named.to_str().unwrap_or_default();
         let group = allowed(named).ok_or_else(|| Refusal::GroupNotAllowed(named.to_owned()))?;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 use sha2::{Digest, Sha256};
+use waybill_routing::policy::Policy;
 use waybill_schema::catalogue::terms::{Guardrails, Rights};
 use waybill_schema::catalogue::{Catalogue, Group, Key, Place, RowKey, Status, StickyPolicy};
 use waybill_schema::config::Config;
 use waybill_schema::event::{KeyType, Thresholds};
-use waybill_schema::id::ChannelId;
+use waybill_schema::id::{ChannelId, KeyId};
 use waybill_schema::secret::SecretRef;
 
 use crate::guardrail::Guard;
@@ -25,9 +26,12 @@ pub struct Serving {
     pub catalogue: Catalogue,
     /// The settings of this machine.
     pub config: Arc<Config>,
+    /// Whether some rule ranks by what is in flight, or how fast: only then is it counted.
+    pub watches_load: bool,
     callers: HashMap<[u8; 32], Arc<Key>>,
     credentials: HashMap<ChannelId, Vec<Credential>>,
     guards: HashMap<RowKey, Guard>,
+    policies: HashMap<KeyId, Arc<Policy>>,
 }
 
 /// A resolved upstream credential, ready to be sent; it is never logged.
@@ -94,7 +98,14 @@ impl Serving {
                 });
             }
         }
-        (Self { catalogue, config, callers, credentials, guards }, unresolved)
+        let policies = policies(&catalogue);
+        let watches_load = policies.values().any(|policy| policy.watches_load());
+        (Self { catalogue, config, watches_load, callers, credentials, guards, policies }, unresolved)
+    }
+
+    /// The policy of a key, where a template is bound to it (S3.10).
+    pub fn policy(&self, key: &KeyId) -> Option<&Arc<Policy>> {
+        self.policies.get(key)
     }
 
     /// The caller whose secret this is. The lookup is by digest: it takes no longer for a nearly right secret.
@@ -168,6 +179,16 @@ fn guarded(rights: &Rights) -> impl Iterator<Item = (RowKey, &Guardrails)> {
     rights
         .terms()
         .filter_map(|(kind, id, terms)| Some((RowKey { kind, id: id.to_owned() }, terms.guardrails.as_ref()?)))
+}
+
+/// The policies by key; keys of one template share one.
+fn policies(catalogue: &Catalogue) -> HashMap<KeyId, Arc<Policy>> {
+    let mut compiled: HashMap<_, Arc<Policy>> = HashMap::new();
+    let mut policy = |(key, template): (&KeyId, &Arc<waybill_schema::catalogue::Template>)| {
+        let policy = compiled.entry(template.id.clone()).or_insert_with(|| Arc::new(Policy::of(template)));
+        (key.clone(), policy.clone())
+    };
+    catalogue.templates.iter().map(&mut policy).collect()
 }
 
 fn digest(bytes: &[u8]) -> [u8; 32] {

@@ -5,7 +5,7 @@
 pub mod reference;
 pub mod terms;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -348,6 +348,18 @@ pub struct Key {
     pub terms: Terms,
 }
 
+impl Key {
+    /// The group of this name, where the key reaches it (S1.4).
+    pub fn group_named(&self, name: &str) -> Option<&GroupId> {
+        self.groups().find(|group| group.as_str() == name)
+    }
+
+    /// All groups that the key reaches, its own first.
+    pub fn groups(&self) -> impl Iterator<Item = &GroupId> {
+        std::iter::once(&self.group).chain(&self.groups)
+    }
+}
+
 /// A row of the catalogue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -571,6 +583,8 @@ pub struct Catalogue {
     pub channels: BTreeMap<ChannelId, Arc<Channel>>,
     teams: HashMap<TeamId, Arc<Team>>,
     organizations: HashMap<OrganizationId, Arc<Organization>>,
+    /// The template of each key that has one: the first of its own, its team's and its organization's, whole (S3.10).
+    pub templates: HashMap<KeyId, Arc<Template>>,
     connections: BTreeMap<ChannelId, u64>,
     groups: HashMap<GroupId, Served>,
 }
@@ -583,6 +597,8 @@ struct Served {
     routes: Vec<ServedRoute>,
     /// Pools of the names that need no pattern.
     exact: HashMap<ModelName, Arc<Pool>>,
+    /// All deployments behind the names that need no pattern: what the group is as a model.
+    whole: Option<Arc<Pool>>,
 }
 
 #[derive(Debug)]
@@ -605,11 +621,13 @@ impl Catalogue {
         let mut catalogue = Self { revision, connections, ..Self::default() };
         let mut routes: Vec<Arc<Route>> = Vec::new();
         let mut members: Vec<(Arc<Member>, u64)> = Vec::new();
+        let mut templates: HashMap<TemplateId, Arc<Template>> = HashMap::new();
         for (_, stored) in rows.iter() {
             match stored.row.clone() {
                 Row::Channel(row) => drop(catalogue.channels.insert(row.id.clone(), Arc::new(row))),
                 Row::Group(row) => {
-                    let served = Served { group: Arc::new(row), routes: Vec::new(), exact: HashMap::new() };
+                    let (routes, exact, whole) = Default::default();
+                    let served = Served { group: Arc::new(row), routes, exact, whole };
                     catalogue.groups.insert(served.group.id.clone(), served);
                 }
                 Row::Route(row) => routes.push(Arc::new(row)),
@@ -617,9 +635,14 @@ impl Catalogue {
                 Row::Key(row) => drop(catalogue.keys.insert(row.id.clone(), Arc::new(row))),
                 Row::Organization(row) => drop(catalogue.organizations.insert(row.id.clone(), Arc::new(row))),
                 Row::Team(row) => drop(catalogue.teams.insert(row.id.clone(), Arc::new(row))),
-                Row::Template(_) => {}
+                Row::Template(row) => drop(templates.insert(row.id.clone(), Arc::new(row))),
             }
         }
+        let bound = |key: &Arc<Key>| {
+            let template = catalogue.rights(key).templates().find_map(|id| templates.get(id)).cloned();
+            template.map(|template| (key.id.clone(), template))
+        };
+        catalogue.templates = catalogue.keys.values().filter_map(bound).collect();
         routes.sort_by_key(|route| specificity(route.model.as_str()));
         for served in catalogue.groups.values_mut() {
             served.mount(&routes, &members, &catalogue.channels);
@@ -645,6 +668,41 @@ impl Catalogue {
             Some(pool) => Some(pool.clone()),
             None => served.expand(model).map(Arc::new),
         }
+    }
+
+    /// What a client's `name` leads to: a model that `group` shows, or a group that can be asked for and that the key
+    /// reaches. A name that stands in the group as it is goes before a group, and that before a pattern.
+    pub fn asked(&self, key: &Key, group: &GroupId, name: &str) -> Option<Arc<Pool>> {
+        self.named(group, name, || key.group_named(name).filter(|named| self.is_requestable(named)))
+    }
+
+    /// What the target `name` of a fallback chain leads to for the caller, in the group `home` of its request, else in
+    /// another that the key reaches: never more than the key could have asked for by one spelling or another (S3.18).
+    pub fn target(&self, key: &Key, home: &GroupId, name: &str) -> Option<Arc<Pool>> {
+        let mut groups = std::iter::once(home).chain(key.groups());
+        groups.find_map(|group| self.named(group, name, || key.group_named(name)))
+    }
+
+    /// Whether the group can be asked for as a model.
+    pub fn is_requestable(&self, group: &GroupId) -> bool {
+        self.group(group).is_some_and(|group| group.requestable)
+    }
+
+    /// All deployments behind the names that `group` shows, patterns aside; `None` where there are none.
+    pub fn whole(&self, group: &GroupId) -> Option<&Arc<Pool>> {
+        self.groups.get(group)?.whole.as_ref()
+    }
+
+    fn named<'k>(
+        &self,
+        group: &GroupId,
+        name: &str,
+        as_group: impl FnOnce() -> Option<&'k GroupId>,
+    ) -> Option<Arc<Pool>> {
+        let served = self.groups.get(group)?;
+        let exact = served.exact.get(name).cloned();
+        let whole = || self.whole(as_group()?).cloned();
+        exact.or_else(whole).or_else(|| served.expand(name).map(Arc::new))
     }
 
     /// The model names that `group` shows, sorted: its public models, or its routes; patterns are not names.
@@ -681,6 +739,21 @@ impl Served {
                 self.exact.insert(name, Arc::new(pool));
             }
         }
+        self.whole = self.join();
+    }
+
+    /// All pools as one, in the order of their names; a deployment that several of them hold stands there once.
+    fn join(&self) -> Option<Arc<Pool>> {
+        if self.exact.is_empty() {
+            return None;
+        }
+        let names: BTreeMap<&ModelName, &Arc<Pool>> = self.exact.iter().collect();
+        let mut known = HashSet::new();
+        let places = names.values().flat_map(|pool| &pool.places).filter(|place| known.insert(&place.deployment));
+        let places = places.cloned().collect();
+        let model = ModelName::new(self.group.id.as_str());
+        let route = Route { model, fallbacks: Vec::new(), sticky_session: true, first_token_seconds: None };
+        Some(Arc::new(Pool { group: self.group.clone(), route: Arc::new(route), places }))
     }
 
     fn expand(&self, model: &str) -> Option<Pool> {

@@ -22,7 +22,7 @@ fn only_b() -> Plan {
 }
 
 /// What `/readyz` says once `holds` is true of it.
-async fn ready_when(world: &World, holds: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn ready_when(world: &World, holds: impl Fn(&Value) -> bool) -> Value {
     let client = world.client();
     let held = async {
         loop {

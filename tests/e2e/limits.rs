@@ -25,6 +25,7 @@ fn plan(key: &str, team: &str, organization: &str) -> Plan {
         ],
         teams: vec![format!("{{ id: research, organization: acme, {team} }}")],
         organizations: vec![format!("{{ id: acme, {organization} }}")],
+        ..Rows::default()
     };
     Plan { rows, ..Plan::of(&["a"]) }
 }
@@ -211,6 +212,22 @@ async fn a_budget_of_tokens_is_reached_and_outlives_the_gateway() {
     assert_eq!(world.table(sql), ["1"]);
     world.restart().await;
     check_budget(&spend(&world.client_with("sk-limited")).await, "key `limited`");
+}
+
+/// A budget of money is what sends cost by the prices of their channel: here a token costs a thousandth of a USD, so ten
+/// of them are the budget.
+#[tokio::test]
+async fn a_budget_of_money_is_reached_by_what_sends_cost() {
+    let channel = "prices: { gpt: { input: 1000, output: 1000 } }".to_owned();
+    let mut world = World::start(Plan { channel, ..plan("budget: { usd: 0.01, period: day }", "", "") }).await;
+    check_budget(&spend(&world.client_with("sk-limited")).await, "key `limited`");
+    assert_eq!(told(&ask(&world.client_with("sk-both"), "gpt", &[]).await), "200");
+    let usage = world.calls().pop().expect("the mate was answered").usage.expect("and used tokens");
+    world.stop().await;
+    let cost = world.table(
+        "select max(a.cost_nano) from usage_attempts a join usage_events e using (request_id) where key_id = 'mate'",
+    );
+    assert_eq!(cost, [((usage.prompt_tokens + usage.output_tokens) * 1_000_000).to_string()]);
 }
 
 /// The budget of an organization is spent by all its keys; gateways know of each other's spending through Postgres.

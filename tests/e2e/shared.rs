@@ -17,6 +17,7 @@ use waybill_simulator::{Action, Step};
 
 use crate::client::Client;
 use crate::dialect::CHAT;
+use crate::fallbacks;
 use crate::fleet::{Fleet, ready_when};
 use crate::process::Process;
 use crate::world::{KEY, PATIENCE, Plan};
@@ -121,6 +122,24 @@ async fn parallel_firsts_of_a_session_reach_one_deployment() {
     assert_eq!(claims.len(), 50, "of twenty one claims");
     assert!(claims.iter().all(|claim| claim.reason == Reason::Draw), "gateways agree by the claim, not by a hash");
     assert!(selections.iter().all(|selection| redecide(selection) == Some(Redecision::Same)));
+}
+
+/// S3.19, S3.21: a session that one gateway led to a fallback is there for the others, with the way that it went, and
+/// nobody calls what has failed.
+#[tokio::test]
+async fn a_fallback_of_one_gateway_is_reused_by_the_others() {
+    let plan = Plan { route: "fallbacks: [spare]".to_owned(), ..fallbacks::under("expose_route: true") };
+    let cluster = Cluster::of(plan, 3, PATIENT_MS).await;
+    let calls = |name| cluster.fleet.upstreams.named(name).calls().len();
+    for name in ["a", "b"] {
+        cluster.fleet.upstreams.named(name).push(Step::new([Action::status(503)]).times(2));
+    }
+    assert_eq!(cluster.served(0, "s").await, "spare/spare");
+    cluster.settled().await;
+    for n in 0..3 {
+        assert_eq!(cluster.served(n, "s").await, "spare/spare", "at gateway {n}");
+    }
+    assert_eq!(["a", "b", "spare"].map(calls), [2, 2, 4]);
 }
 
 /// S3.13, S3.22: a switch that one gateway made is followed by the others, also when the first deployment is well again.

@@ -52,8 +52,10 @@ pub(crate) struct Plan {
     pub(crate) upstreams: Vec<Settings>,
     /// The configuration's text before `catalogue:`.
     pub(crate) settings: String,
-    /// What a member says beside its channel and group, by upstream.
+    /// What a member of the route `gpt` says beside its channel and group, by upstream; `-` for none.
     pub(crate) members: Vec<String>,
+    /// Further fields of the route `gpt`.
+    pub(crate) route: String,
     /// Further fields of the group.
     pub(crate) group: String,
     /// Further fields of every channel.
@@ -70,6 +72,7 @@ pub(crate) struct Rows {
     pub(crate) keys: Vec<String>,
     pub(crate) teams: Vec<String>,
     pub(crate) organizations: Vec<String>,
+    pub(crate) templates: Vec<String>,
 }
 
 impl Plan {
@@ -79,6 +82,7 @@ impl Plan {
             upstreams: names.iter().map(|name| Settings::named(name)).collect(),
             settings: "retry: { backoff_ms: 1 }\n".to_owned(),
             members: names.iter().map(|_| "priority: 10".to_owned()).collect(),
+            route: String::new(),
             group: String::new(),
             channel: String::new(),
             rows: Rows::default(),
@@ -101,22 +105,26 @@ impl Plan {
                  api_keys: ['env:UPSTREAM_KEY'], models: [gpt], {} }}\n",
                 running.addr, self.channel
             ));
-            members.push_str(&format!("        - {{ channel: {name}, group: main, {member} }}\n"));
+            if member != "-" {
+                members.push_str(&format!("        - {{ channel: {name}, group: main, {member} }}\n"));
+            }
         }
         let lines = |rows: &[String]| rows.iter().map(|row| format!("    - {row}\n")).collect::<String>();
-        let Rows { groups, routes, keys, teams, organizations } = &self.rows;
+        let Rows { groups, routes, keys, templates, teams, organizations } = &self.rows;
         let section = |name: &str, rows: &[String]| match rows {
             [] => String::new(),
             rows => format!("  {name}:\n{}", lines(rows)),
         };
+        let route = if self.route.is_empty() { String::new() } else { format!("      {}\n", self.route) };
         format!(
             "{}\ncatalogue:\n  channels:\n{channels}  groups:\n    - {{ id: main, {} }}\n{}  routes:\n    - \
-             model: gpt\n      members:\n{members}{}  keys:\n    - {{ id: tester, key: 'env:TESTER_KEY', group: main, expose_route: true }}\n    \
+             model: gpt\n{route}      members:\n{members}{}{}  keys:\n    - {{ id: tester, key: 'env:TESTER_KEY', group: main, expose_route: true }}\n    \
              - {{ id: other, key: 'env:OTHER_KEY', group: main, expose_route: true }}\n{}{}{}",
             self.settings,
             self.group,
             lines(groups),
             lines(routes),
+            section("templates", templates),
             lines(keys),
             section("teams", teams),
             section("organizations", organizations)

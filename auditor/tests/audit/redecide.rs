@@ -74,6 +74,8 @@ fn decided(n: u64, pool: &Pool, state: &State) -> Option<Selection> {
         has_credential: &|_| true,
         last_resort: true,
         catalogue: 1,
+        path: &[],
+        shares: None,
     };
     // A fixed stream of draws: Knuth's multiplier, upper 53 bits.
     let draw = n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407) >> 11;

@@ -28,6 +28,8 @@ pub struct Verdict {
     pub here: Here,
     /// Whether another deployment of the same model may be tried.
     pub next: bool,
+    /// What may stand in for the model where its own pool has no more to offer.
+    pub recourse: Recourse,
     /// What the member's health takes from it.
     pub effect: Effect,
     /// The wait that the upstream stated, in milliseconds, uncapped.
@@ -37,8 +39,23 @@ pub struct Verdict {
 impl Verdict {
     /// The verdict on a send that needs no further one.
     pub fn ended(class: Class, effect: Effect) -> Self {
-        Self { class, here: Here::No, next: false, effect, retry_after_ms: None }
+        Self { class, here: Here::No, next: false, recourse: Recourse::None, effect, retry_after_ms: None }
     }
+}
+
+/// Which fallback chain a failure leads to (S3.15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recourse {
+    /// None: the failure is the caller's, or what the client has been shown of an answer is not taken back.
+    None,
+    /// The general one.
+    General,
+    /// That of prompts that do not fit; the general one where there is none.
+    Context,
+    /// That of prompts that do not fit, and behind it the general one.
+    ContextThenGeneral,
+    /// That of refused content, and no other.
+    Content,
 }
 
 /// Whether the same deployment may be sent to again.
@@ -105,7 +122,8 @@ pub fn transport(kind: Transport) -> Verdict {
         Transport::Cut => (Class::Interrupted, Here::Backoff),
         Transport::Malformed | Transport::Empty | Transport::Html => (Class::Malformed, Here::Backoff),
     };
-    Verdict { class, here, next: true, effect: Effect::Count, retry_after_ms: None }
+    let recourse = Recourse::General;
+    Verdict { class, here, next: true, recourse, effect: Effect::Count, retry_after_ms: None }
 }
 
 fn judge(endpoint: Endpoint, error: &UpstreamError, status: Option<u16>, headers: Headers<'_>, now: Time) -> Verdict {
@@ -118,7 +136,10 @@ fn judge(endpoint: Endpoint, error: &UpstreamError, status: Option<u16>, headers
 }
 
 fn verdict(meaning: Meaning, stated: Option<u64>, now: Time) -> Verdict {
-    let final_here = |class, next, effect| Verdict { class, here: Here::No, next, effect, retry_after_ms: None };
+    let lasting =
+        |class, effect, recourse| Verdict { class, here: Here::No, next: true, recourse, effect, retry_after_ms: None };
+    let turned_down = |class, next, recourse| Verdict { next, ..lasting(class, Effect::None, recourse) };
+    let (general, roomier) = (Recourse::General, Recourse::ContextThenGeneral);
     let retryable = |class| Verdict {
         class,
         here: match stated {
@@ -127,24 +148,29 @@ fn verdict(meaning: Meaning, stated: Option<u64>, now: Time) -> Verdict {
             Some(_) => Here::No,
         },
         next: true,
+        recourse: Recourse::General,
         effect: if stated.is_some() { Effect::Cool } else { Effect::Count },
         retry_after_ms: stated,
     };
     match meaning {
         Meaning::Rate => retryable(Class::RateLimited),
         Meaning::RateDay => Verdict { here: Here::No, ..with_wait(retryable(Class::RateLimited), wait::day_end(now)) },
-        Meaning::NeverFits => final_here(Class::RateLimited, true, Effect::None),
+        Meaning::NeverFits => lasting(Class::RateLimited, Effect::None, roomier),
         Meaning::Down => retryable(Class::Upstream5xx),
+        Meaning::Warming => Verdict { effect: Effect::None, ..retryable(Class::Upstream5xx) },
         Meaning::Timeout => Verdict { here: Here::No, ..retryable(Class::Timeout) },
         Meaning::Foreign => Verdict { here: Here::Backoff, ..transport(Transport::Malformed) },
-        Meaning::Quota => final_here(Class::QuotaExhausted, true, Effect::Block),
-        Meaning::Unentitled => final_here(Class::QuotaExhausted, true, Effect::None),
-        Meaning::Credential => final_here(Class::InvalidKey, true, Effect::Block),
-        Meaning::Model => final_here(Class::ModelUnsupported, true, Effect::Block),
-        Meaning::Capability => final_here(Class::ModelUnsupported, true, Effect::None),
-        Meaning::Context => final_here(Class::ContextLength, false, Effect::None),
-        Meaning::Policy => final_here(Class::ContentPolicy, false, Effect::None),
-        Meaning::Caller => final_here(Class::CallerError, false, Effect::None),
+        Meaning::Quota => lasting(Class::QuotaExhausted, Effect::Block, general),
+        Meaning::Unentitled => lasting(Class::QuotaExhausted, Effect::None, roomier),
+        Meaning::Credential => lasting(Class::InvalidKey, Effect::Block, general),
+        Meaning::Model => lasting(Class::ModelUnsupported, Effect::Block, general),
+        Meaning::Capability => lasting(Class::ModelUnsupported, Effect::None, general),
+        Meaning::Context => turned_down(Class::ContextLength, false, Recourse::Context),
+        Meaning::ContextHere => turned_down(Class::ContextLength, true, Recourse::Context),
+        Meaning::Policy => turned_down(Class::ContentPolicy, false, Recourse::Content),
+        Meaning::PolicyHere => turned_down(Class::ContentPolicy, true, Recourse::Content),
+        Meaning::Caller => turned_down(Class::CallerError, false, Recourse::None),
+        Meaning::CallerHere => turned_down(Class::CallerError, true, Recourse::None),
     }
 }
 
@@ -232,19 +258,98 @@ mod tests {
             let Verdict { class, here, next, effect, .. } = verdict;
             let right = match class {
                 Class::RateLimited => next && (here == Here::Backoff || here == Here::No),
-                Class::Upstream5xx => next && here == Here::Backoff && effect == Effect::Count,
+                Class::Upstream5xx => next && here == Here::Backoff && matches!(effect, Effect::Count | Effect::None),
                 Class::Timeout => next && here == Here::No && effect == Effect::Count,
                 Class::InvalidKey => next && here == Here::No && effect == Effect::Block,
                 Class::QuotaExhausted | Class::ModelUnsupported => {
                     next && here == Here::No && matches!(effect, Effect::Block | Effect::None)
                 }
                 Class::ContextLength | Class::ContentPolicy | Class::CallerError => {
-                    !next && here == Here::No && effect == Effect::None
+                    here == Here::No && effect == Effect::None
                 }
                 _ => false,
             };
             assert!(right, "{}: {verdict:?}", row.id);
         }
+    }
+
+    /// What the page of provider errors says of a row: whether it may go there again, or elsewhere, by which chain, and
+    /// what health takes.
+    struct Said {
+        here: &'static str,
+        next: &'static str,
+        chain: &'static str,
+        health: &'static str,
+    }
+
+    /// The page's columns `here | next | chain | health` by the id of their row.
+    fn said() -> BTreeMap<&'static str, Said> {
+        let row = |line: &'static str| {
+            let cells: Vec<&str> = line.split(" | ").collect();
+            let [id, here, next, chain, health] = cells[..] else { panic!("{line}") };
+            (id, Said { here, next, chain, health })
+        };
+        include_str!("../fixtures/provider_actions.txt").lines().map(row).collect()
+    }
+
+    impl Said {
+        fn differs(&self, verdict: &Verdict) -> Vec<&'static str> {
+            let waits = verdict.retry_after_ms.is_some_and(|ms| ms > WAIT_HERE_MS_MAX);
+            let here = match self.here {
+                here if here.starts_with("by") || here.starts_with("if nothing sent") => verdict.here,
+                here if here.starts_with("wait") && waits => Here::No,
+                here if here.starts_with("wait") => verdict.retry_after_ms.map_or(Here::Backoff, Here::After),
+                here if here.starts_with("backoff") => Here::Backoff,
+                // What is repaired elsewhere is sent as it is here, which would fail again.
+                _ => Here::No,
+            };
+            // What is bound to its issuer may go elsewhere only after a repair, which nothing here makes.
+            let by_code = self.chain.starts_with("by");
+            let next =
+                if by_code { verdict.next } else { self.next == "yes" || self.next.starts_with("if nothing sent") };
+            let chain = match self.chain {
+                "none" => [Recourse::None].as_slice(),
+                "general" => &[Recourse::General],
+                "ctx" => &[Recourse::Context],
+                "ctx, then general" => &[Recourse::ContextThenGeneral],
+                "policy" => &[Recourse::Content],
+                _ => &[verdict.recourse],
+            };
+            let effects = match self.health {
+                "none" | "none if the refresh works" | "remember dialect" => [Effect::None].as_slice(),
+                // A breaker of the connection is not here yet: the model rests there, as for any lasting refusal.
+                health if health.starts_with("break") || health.starts_with("block") => &[Effect::Block],
+                health if health.starts_with("count") => &[Effect::Count],
+                // S1.8: without a stated time a rate limit counts, and cools at the threshold.
+                health if health.starts_with("cool") && verdict.retry_after_ms.is_none() => &[Effect::Count],
+                health if health.starts_with("cool") => &[Effect::Cool],
+                _ => &[verdict.effect],
+            };
+            let differs = [
+                ("here", here != verdict.here),
+                ("next", next != verdict.next),
+                ("chain", !chain.contains(&verdict.recourse)),
+                ("health", !effects.contains(&verdict.effect)),
+            ];
+            differs.into_iter().filter(|(_, differs)| *differs).map(|(what, _)| what).collect()
+        }
+    }
+
+    /// S3.15: where else a failure may go, by which chain, and what it does to health: as the page says, but for what
+    /// `provider_deviations.txt` names with its reason.
+    #[test]
+    fn every_row_of_the_corpus_leads_where_the_page_says() {
+        let said = said();
+        let mut differing: Vec<String> = Vec::new();
+        for row in Row::all().iter().filter(|row| row.exception.is_none()) {
+            let differs = said[&row.id[..3]].differs(&row.verdict());
+            if !differs.is_empty() {
+                differing.push(format!("{} {}", row.id, differs.join(" ")));
+            }
+        }
+        let deviations = include_str!("../fixtures/provider_deviations.txt").lines();
+        let named: Vec<&str> = deviations.filter_map(|line| Some(line.split_once(" | ")?.0)).collect();
+        assert_eq!(differing, named);
     }
 
     #[track_caller]
@@ -323,7 +428,8 @@ mod tests {
             (Transport::Html, Class::Malformed, Here::Backoff),
         ];
         for (kind, class, here) in all {
-            let expected = Verdict { class, here, next: true, effect: Effect::Count, retry_after_ms: None };
+            let recourse = Recourse::General;
+            let expected = Verdict { class, here, next: true, recourse, effect: Effect::Count, retry_after_ms: None };
             assert_eq!(transport(kind), expected, "{kind:?}");
         }
     }

@@ -4,6 +4,7 @@
 //! begin -> Search --take--> Attempt --commit--> Committed
 //!            ^                 | fail
 //!            +---- Other ------+---- Same (the same deployment again) ---- End
+//!            +- enter_pool - Spent (only another pool can help) -+
 //! ```
 //! A [`Committed`] has no `fail`: after the first meaningful byte to the client there is no failover (DESIGN.md 2.4).
 
@@ -11,7 +12,7 @@ use waybill_schema::event::Class;
 use waybill_schema::id::DeploymentId;
 use waybill_schema::time::Time;
 
-use crate::classify::{Here, Verdict};
+use crate::classify::{Here, Recourse, Verdict};
 
 /// What bounds the sends of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub struct Search {
     limits: Limits,
     sends: u16,
     exhausted: Vec<DeploymentId>,
+    /// How many of the exhausted were of the pool before: the bound on further deployments is for each pool.
+    before: usize,
 }
 
 /// A send under way.
@@ -92,6 +95,13 @@ pub enum Next {
     },
     /// Another deployment, if the pool still has a legal one.
     Other(Search),
+    /// Another pool, where a fallback chain leads to one; the bounds on sends and time hold over all pools.
+    Spent {
+        /// The search, which goes on in another pool.
+        search: Search,
+        /// Why there is no further send where there is no other pool.
+        end: End,
+    },
     /// No further send.
     End(End),
 }
@@ -111,7 +121,7 @@ pub enum End {
 
 /// Starts a request.
 pub fn begin(limits: Limits) -> Search {
-    Search { limits, sends: 0, exhausted: Vec::new() }
+    Search { limits, sends: 0, exhausted: Vec::new(), before: 0 }
 }
 
 impl Search {
@@ -123,6 +133,12 @@ impl Search {
     /// How many sends there were.
     pub fn sends(&self) -> u16 {
         self.sends
+    }
+
+    /// Goes on in another pool. A deployment whose attempts are used up stays so there.
+    pub fn enter_pool(mut self) -> Self {
+        self.before = self.exhausted.len();
+        self
     }
 
     /// Sends to `deployment`.
@@ -158,21 +174,31 @@ impl Attempt {
             return Next::Same { attempt: self, after_ms };
         }
         if !verdict.next {
-            return Next::End(match pause {
+            let end = match pause {
                 Some(_) => End::Deadline,
                 None if verdict.here == Here::No => End::Final,
                 None => End::Exhausted,
-            });
+            };
+            return self.leave(verdict, end, room && in_time(0));
         }
         if !in_time(0) {
             return Next::End(End::Deadline);
         }
-        self.search.exhausted.push(self.deployment);
-        let further = u32::try_from(self.search.exhausted.len()).unwrap_or(u32::MAX);
-        if further > limits.retry_times || !room {
-            return Next::End(End::Exhausted);
+        let further = u32::try_from(self.search.exhausted.len() - self.search.before).unwrap_or(u32::MAX);
+        if further >= limits.retry_times || !room {
+            return self.leave(verdict, End::Exhausted, room);
         }
+        self.search.exhausted.push(self.deployment);
         Next::Other(self.search)
+    }
+
+    /// Leaves the pool for good: for another one where that may help, and the bounds allow a further send.
+    fn leave(mut self, verdict: &Verdict, end: End, allowed: bool) -> Next {
+        if verdict.recourse == Recourse::None || !allowed {
+            return Next::End(end);
+        }
+        self.search.exhausted.push(self.deployment);
+        Next::Spent { search: self.search, end }
     }
 
     /// The first meaningful byte goes out: from here the send can only succeed or be interrupted.

@@ -7,6 +7,8 @@ pub mod form;
 pub mod session;
 pub mod fingerprint;
 pub mod state;
+pub mod policy;
+pub mod split;
 pub mod ownership;
 pub mod select;
 pub mod dispatch;

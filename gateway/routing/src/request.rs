@@ -43,6 +43,9 @@ pub enum BadBody {
     /// A form names its model twice.
     #[error("the form holds `model` twice")]
     ModelTwice,
+    /// `disable_fallbacks` is neither true nor false.
+    #[error("`disable_fallbacks` must be true or false")]
+    DisableFallbacks,
 }
 
 impl BadBody {
@@ -52,6 +55,7 @@ impl BadBody {
             Self::Json(_) | Self::Utf8(_) | Self::NotAnObject => None,
             Self::Model | Self::ModelTooLong | Self::ModelNotAhead(_) | Self::ModelTwice => Some("model"),
             Self::Stream => Some("stream"),
+            Self::DisableFallbacks => Some("disable_fallbacks"),
         }
     }
 }
@@ -65,6 +69,8 @@ pub struct Inbound<'a> {
     pub stream: bool,
     /// Whether the client wants the response made in the background.
     pub background: bool,
+    /// `disable_fallbacks`: whether no other model may stand in (S3.18). It is ours, and no upstream sees it.
+    pub disable_fallbacks: bool,
     /// `session_id`: an explicit session (S3.1).
     pub session_id: Option<&'a RawValue>,
     /// `prompt_cache_key`.
@@ -90,6 +96,8 @@ pub struct Inbound<'a> {
     endpoint: Endpoint,
     stored: bool,
     model_at: Range<usize>,
+    /// What of the body is for us alone.
+    ours_at: Option<Range<usize>>,
     usage: UsageChunk,
 }
 
@@ -118,6 +126,8 @@ struct Fields<'a> {
     stream: Option<&'a RawValue>,
     #[serde(borrow)]
     background: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "null_too")]
+    disable_fallbacks: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "null_too")]
     stream_options: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -170,6 +180,11 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
             Some(_) => return Err(BadBody::Stream),
         },
         background: fields.background.is_some_and(|raw| raw.get() == "true"),
+        disable_fallbacks: match fields.disable_fallbacks.map(RawValue::get) {
+            None | Some("false" | "null") => false,
+            Some("true") => true,
+            Some(_) => return Err(BadBody::DisableFallbacks),
+        },
         session_id: fields.session_id,
         prompt_cache_key: fields.prompt_cache_key,
         previous_response_id: fields.previous_response_id,
@@ -183,6 +198,7 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Inbound<'_>, BadBody> {
         input: fields.input,
         stored: fields.store.is_none_or(|raw| raw.get() != "false"),
         model_at: place(body, model),
+        ours_at: fields.disable_fallbacks.map(|raw| member(body, place(body, raw))),
         usage: usage_chunk(body, fields.stream_options),
     })
 }
@@ -201,6 +217,7 @@ pub fn of_form(endpoint: Endpoint, model: &str) -> Result<Inbound<'_>, BadBody> 
         stream: false,
         stored: false,
         background: false,
+        disable_fallbacks: false,
         session_id: None,
         prompt_cache_key: None,
         previous_response_id: None,
@@ -213,6 +230,7 @@ pub fn of_form(endpoint: Endpoint, model: &str) -> Result<Inbound<'_>, BadBody> 
         instructions: None,
         input: None,
         model_at: 0..0,
+        ours_at: None,
         usage: UsageChunk::Unreadable,
     })
 }
@@ -229,6 +247,7 @@ impl<'a> Inbound<'a> {
             model: model.into(),
             stream,
             background: true,
+            disable_fallbacks: true,
             session_id: None,
             prompt_cache_key: None,
             previous_response_id: None,
@@ -243,6 +262,7 @@ impl<'a> Inbound<'a> {
             endpoint: Endpoint::Responses,
             stored: false,
             model_at: 0..0,
+            ours_at: None,
             usage: UsageChunk::Unreadable,
         }
     }
@@ -272,6 +292,7 @@ impl<'a> Inbound<'a> {
         if ask_usage && self.stream && self.endpoint == Endpoint::Chat {
             splices.extend(self.usage.switched_on(body));
         }
+        splices.extend(self.ours_at.clone().map(|place| (place, "".into())));
         splices.sort_unstable_by_key(|(place, _)| place.start);
         (!splices.is_empty()).then(|| splice(body, &splices))
     }
@@ -328,6 +349,20 @@ fn usage_chunk(body: &str, options: Option<&RawValue>) -> UsageChunk {
 fn place(body: &str, raw: &RawValue) -> Range<usize> {
     let start = raw.get().as_ptr() as usize - body.as_ptr() as usize;
     start..start + raw.get().len()
+}
+
+/// The member of the outermost object whose value stands at `value`, with the comma that its removal makes superfluous.
+fn member(body: &str, value: Range<usize>) -> Range<usize> {
+    // The name ends before the last quote in front of the value, and holds none itself.
+    let (name, _) = body[..value.start].rsplit_once('"').expect("a value follows its name");
+    let start = name.rfind('"').expect("a name has two quotes");
+    let before = body[..start].trim_end();
+    if before.ends_with(',') {
+        return before.len() - 1..value.end;
+    }
+    let behind = body[value.end..].trim_start();
+    let end = if behind.starts_with(',') { body.len() - behind.len() + 1 } else { value.end };
+    start..end
 }
 
 fn splice(body: &[u8], splices: &[(Range<usize>, Cow<'static, str>)]) -> Vec<u8> {
@@ -394,6 +429,35 @@ mod tests {
         for stream in ["1", "\"true\"", "[]", "{}"] {
             check(&format!(r#"{{"model":"m","stream":{stream}}}"#), "stream: `stream` must be true or false");
         }
+    }
+
+    /// S3.18: `disable_fallbacks` is read, and no upstream sees it; everything else stays byte for byte.
+    #[test]
+    fn a_field_of_ours_is_read_and_taken_out() {
+        let cases = [
+            (r#"{"model":"m","disable_fallbacks":true}"#, true, r#"{"model":"m"}"#),
+            (r#"{"disable_fallbacks":true,"model":"m"}"#, true, r#"{"model":"m"}"#),
+            (r#"{ "disable_fallbacks" : false , "model":"m" }"#, false, r#"{  "model":"m" }"#),
+            (r#"{"model":"m", "disable_fallbacks": null, "x":1}"#, false, r#"{"model":"m", "x":1}"#),
+            (r#"{"model":"m","dis\u0061ble_fallbacks":true,"x":"\",}"}"#, true, r#"{"model":"m","x":"\",}"}"#),
+            (
+                r#"{"a":"\"disable_fallbacks\":1","model":"m","disable_fallbacks":true}"#,
+                true,
+                r#"{"a":"\"disable_fallbacks\":1","model":"m"}"#,
+            ),
+        ];
+        for (body, forbids, sent) in cases {
+            let inbound = parse(Endpoint::Chat, body.as_bytes()).expect(body);
+            assert_eq!(inbound.disable_fallbacks, forbids, "{body}");
+            let upstream = inbound.upstream_body(body.as_bytes(), "m", false).expect("something is taken out");
+            assert_eq!(String::from_utf8(upstream).expect("it was text"), sent, "{body}");
+        }
+        let streamed = r#"{"model":"m","stream":true,"disable_fallbacks":true}"#;
+        let inbound = parse(Endpoint::Chat, streamed.as_bytes()).expect(streamed);
+        let upstream = inbound.upstream_body(streamed.as_bytes(), "other", true).expect("much changes");
+        let expected = r#"{"model":"other","stream":true,"stream_options":{"include_usage":true}}"#;
+        assert_eq!(String::from_utf8(upstream).expect("it was text"), expected);
+        check(r#"{"model":"m","disable_fallbacks":1}"#, "disable_fallbacks: `disable_fallbacks` must be true or false");
     }
 
     #[test]

@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 
 use sha2::{Digest, Sha256};
-use waybill_schema::catalogue::{Place, Pool, Status};
+use waybill_schema::catalogue::{Place, Pool, Status, Strategy};
 use waybill_schema::event::{
     Affinity, AffinityRead, Candidate, Choice, Endpoint, Exclusion, ExclusionCount, Reason, Sticky,
 };
 use waybill_schema::id::{AffinityKey, DeploymentId, ModelName};
 use waybill_schema::time::Time;
 
+use crate::policy::Rule;
 use crate::state::State;
 
 /// At most this many candidates are recorded with a choice (DESIGN.md, section 4).
@@ -50,6 +51,39 @@ pub struct Ask<'a> {
     pub last_resort: bool,
     /// The catalogue revision in force.
     pub catalogue: u64,
+    /// The fallback targets that led to this pool; none leads to the model's own.
+    pub path: &'a [ModelName],
+    /// How the template shares the pool; absent shares it by the members' tiers and weights.
+    pub shares: Option<Shares<'a>>,
+}
+
+/// How a pool is shared.
+#[derive(Clone, Copy)]
+pub struct Shares<'a> {
+    /// The rule.
+    pub rule: &'a Rule,
+    /// The rank that a strategy other than `priority` gives a deployment, smaller first: its place at the split's
+    /// cursor, its requests in flight, or its latency in milliseconds. It is recorded as the candidate's tier.
+    pub rank: &'a dyn Fn(&Place) -> i32,
+}
+
+impl Shares<'_> {
+    fn tier(&self, place: &Place) -> i32 {
+        match self.rule.strategy {
+            Strategy::Priority => place.member.priority,
+            Strategy::TrafficSplit | Strategy::LeastBusy | Strategy::Latency => (self.rank)(place),
+        }
+    }
+}
+
+impl Ask<'_> {
+    fn weight(&self, place: &Place) -> u32 {
+        self.shares.map_or(place.member.weight, |shares| shares.rule.weight(place))
+    }
+
+    fn tier(&self, place: &Place) -> i32 {
+        self.shares.map_or(place.member.priority, |shares| shares.tier(place))
+    }
 }
 
 /// Cuts random bits to a draw.
@@ -91,7 +125,7 @@ pub fn look(ask: &Ask<'_>, moment: &Moment<'_>) -> Choice {
 /// Makes the choice: the place in `choice.candidates`, and why; `None` when nothing is legal.
 ///
 /// A legal affinity goes first, whatever the weights (S3.14). Else the best tier that has a legal candidate, and in it
-/// a weighted draw (S2.3). A function of the record alone.
+/// a weighted draw (S2.3). What a tier is, a strategy has said already. A function of the record alone.
 pub fn decide(choice: &Choice) -> Option<(usize, Reason)> {
     let legal = || choice.candidates.iter().enumerate().filter(|(_, candidate)| candidate.excluded.is_none());
     if let Affinity::Hit(read) = &choice.affinity {
@@ -136,8 +170,8 @@ fn candidate(place: &Place, ask: &Ask<'_>, moment: &Moment<'_>) -> Candidate {
         member: place.member.id.clone(),
         deployment: place.deployment.clone(),
         incarnation: place.incarnation,
-        priority: place.member.priority,
-        weight: place.member.weight,
+        priority: ask.tier(place),
+        weight: ask.weight(place),
         excluded,
         until,
         failures: health.map_or(0, |health| health.failures),
@@ -153,7 +187,7 @@ fn exclusion(place: &Place, ask: &Ask<'_>, moment: &Moment<'_>) -> Option<(Exclu
     if !place.channel.dialects.contains(&ask.endpoint.dialect()) {
         return Some((Exclusion::Endpoint, None));
     }
-    if place.member.weight == 0 {
+    if ask.weight(place) == 0 {
         return Some((Exclusion::ZeroWeight, None));
     }
     if !(ask.has_credential)(place) {
@@ -177,11 +211,13 @@ fn read_affinity(ask: &Ask<'_>, moment: &Moment<'_>, candidates: &[Candidate]) -
         revision: record.revision.clone(),
         provisional: record.provisional,
     };
-    let legal = candidates.iter().any(|candidate| {
-        candidate.excluded.is_none()
-            && candidate.deployment == record.deployment
-            && candidate.incarnation == record.incarnation
-    });
+    // A record holds for the way it was made: one that a chain led to ends with the chain (S3.19).
+    let legal = record.path == ask.path
+        && candidates.iter().any(|candidate| {
+            candidate.excluded.is_none()
+                && candidate.deployment == record.deployment
+                && candidate.incarnation == record.incarnation
+        });
     if legal { Affinity::Hit(read) } else { Affinity::Skipped(read) }
 }
 

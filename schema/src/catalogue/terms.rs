@@ -9,7 +9,7 @@ use regex::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 use serde::{Deserialize, Serialize};
 
 use super::{Catalogue, Key, Organization, RowKind, Team, matches};
-use crate::id::ModelName;
+use crate::id::{ModelName, TemplateId};
 use crate::secret::SecretRef;
 use crate::time::Time;
 
@@ -175,6 +175,18 @@ impl Rights {
     /// Whether the caller may ask for `model`, which is written without a group.
     pub fn may(&self, model: &str) -> bool {
         self.terms().all(|(_, _, terms)| terms.permit(model))
+    }
+
+    /// The templates that the rows name, from the key outwards.
+    pub(super) fn templates(&self) -> impl Iterator<Item = &TemplateId> {
+        let team = self.team.as_ref().and_then(|team| team.template.as_ref());
+        let organization = self.organization.as_ref().and_then(|row| row.template.as_ref());
+        [self.key.template.as_ref(), team, organization].into_iter().flatten()
+    }
+
+    /// The caller's key.
+    pub fn key(&self) -> &Arc<Key> {
+        &self.key
     }
 
     /// The terms that hold, each with the row that sets them, from the key outwards.

@@ -8,6 +8,7 @@ use crate::catalogue::{is_pattern, matches};
 use crate::id::ModelName;
 
 /// A source and where it falls back to, each target with its place.
+#[derive(Clone)]
 pub(super) struct Chained<'a> {
     pub(super) source: ModelName,
     pub(super) targets: Vec<(ModelName, Here<'a>)>,
@@ -22,8 +23,15 @@ enum Seen {
     Done,
 }
 
-/// Records every target that closes a circle, naming the circle.
-pub(super) fn refuse_circles(chains: &[Chained<'_>]) {
+/// The general chains that hold under a template: its own, and those of the routes that it says nothing of.
+pub(super) fn laid_over<'a>(own: &[Chained<'a>], routes: &[Chained<'a>]) -> Vec<Chained<'a>> {
+    let inherited = routes.iter().filter(|route| own.iter().all(|chain| chain.source != route.source));
+    own.iter().chain(inherited).cloned().collect()
+}
+
+/// Records every target that closes a circle, naming the circle; tells whether there is none.
+pub(super) fn refuse_circles(chains: &[Chained<'_>]) -> bool {
+    let mut ends = true;
     let index = Index::new(chains);
     let mut seen = vec![Seen::Not; chains.len()];
     for start in 0..chains.len() {
@@ -40,7 +48,10 @@ pub(super) fn refuse_circles(chains: &[Chained<'_>]) {
             };
             *next += 1;
             match index.chain_of(target) {
-                Some(target) if seen[target] == Seen::OnPath => here.wrong(circle(chains, &path, target)),
+                Some(target) if seen[target] == Seen::OnPath => {
+                    ends = false;
+                    here.wrong(circle(chains, &path, target));
+                }
                 Some(target) if seen[target] == Seen::Not => {
                     seen[target] = Seen::OnPath;
                     path.push((target, 0));
@@ -49,6 +60,7 @@ pub(super) fn refuse_circles(chains: &[Chained<'_>]) {
             }
         }
     }
+    ends
 }
 
 /// The sentence that names the circle from `target` along `path` back to it.

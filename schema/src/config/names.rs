@@ -17,7 +17,6 @@ pub(super) struct Names {
     pub(super) organizations: Named,
     pub(super) teams: Named,
     deployments: Deployments,
-    bound: BTreeSet<String>,
 }
 
 /// The names of one kind.
@@ -46,20 +45,10 @@ impl Names {
             organizations: named("organization", "organizations", "id"),
             teams: named("team", "teams", "id"),
             deployments: Deployments::gather(elements(catalogue, "routes")),
-            bound: ["organizations", "teams", "keys"]
-                .into_iter()
-                .flat_map(|list| elements(catalogue, list))
-                .filter_map(|row| Some(row.get("template")?.text()?.to_owned()))
-                .collect(),
         };
         // Keys are referred to by nothing; they only must not be two of one name.
         named("key", "keys", "id");
         names
-    }
-
-    /// Whether some organization, team or key has the template.
-    pub(super) fn is_bound(&self, template: &str) -> bool {
-        self.bound.contains(template)
     }
 
     /// A model that some route serves, or a group.

@@ -17,7 +17,7 @@ const NOTICE_SECONDS: RangeInclusive<u32> = 0..=600;
 
 /// Settings that are read and checked but change nothing in this version; whoever brings one into force takes its line
 /// out. A line stands for everything under it; `[]` is any element.
-const NOT_IN_FORCE: [&str; 17] = [
+const NOT_IN_FORCE: [&str; 8] = [
     "routing.latency_aware",
     "routing.error_aware",
     "routing.concurrency_aware",
@@ -26,15 +26,6 @@ const NOT_IN_FORCE: [&str; 17] = [
     "health.auto_disable_failures",
     "health.probe",
     "catalogue.channels[].discover",
-    "catalogue.routes[].fallbacks",
-    "catalogue.templates[].model_routes",
-    "catalogue.templates[].retry.max_attempts",
-    "catalogue.templates[].fallbacks",
-    "catalogue.templates[].context_window_fallbacks",
-    "catalogue.templates[].content_policy_fallbacks",
-    "catalogue.organizations[].budget.usd",
-    "catalogue.teams[].budget.usd",
-    "catalogue.keys[].budget.usd",
 ];
 
 /// Parses the configuration `text`, read from `file` (a name for messages), with `env` to look overrides up in.
@@ -97,28 +88,18 @@ fn config<'a>(reader: &'a Reader<'a>, root: &'a Node) -> Config {
         rows,
     };
     drop(fields);
-    Config { warnings: warnings(reader, &names, root), ..config }
+    Config { warnings: warnings(reader), ..config }
 }
 
 /// One sentence for each line of [`NOT_IN_FORCE`] that the operator relies on, at its first place.
-fn warnings(reader: &Reader<'_>, names: &Names, root: &Node) -> Vec<Problem> {
-    let unbound = unbound_templates(names, root);
-    let is_unbound = |spot: &Spot| unbound.iter().any(|template| spot.path.starts_with(template));
-    let in_use: Vec<Spot> = reader.in_use().into_iter().filter(|spot| !is_unbound(spot)).collect();
+fn warnings(reader: &Reader<'_>) -> Vec<Problem> {
+    let in_use: Vec<Spot> = reader.in_use();
     let first = |setting: &&str| in_use.iter().find(|spot| is_under(&any_element(&spot.path), setting));
     let used = NOT_IN_FORCE.iter().filter_map(first);
     let mut warnings: Vec<Problem> =
         used.map(|spot| reader.told(spot, "accepted, not in force in this version".to_owned())).collect();
     warnings.sort_by_key(|warning| (warning.line == 0, warning.line, warning.column));
     warnings
-}
-
-/// The paths of the templates that no organization, team or key has.
-fn unbound_templates(names: &Names, root: &Node) -> Vec<String> {
-    let templates = root.get("catalogue").and_then(|node| node.get("templates")).map(Node::elements);
-    let ids = templates.unwrap_or_default().iter().map(|row| row.get("id").and_then(Node::text).unwrap_or_default());
-    let unbound = ids.enumerate().filter(|(_, id)| !names.is_bound(id));
-    unbound.map(|(i, _)| format!("catalogue.templates[{i}].")).collect()
 }
 
 /// `path` without the numbers of its elements.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-use super::chains::{Chained, refuse_circles};
+use super::chains::{Chained, laid_over, refuse_circles};
 use super::fields::{Field, Fields};
 use super::names::Names;
 use super::reader::Here;
@@ -60,10 +60,11 @@ const STRATEGIES: [(&str, Strategy); 4] = [
 pub(super) fn rows(mut catalogue: Fields<'_>, names: &Names) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     rows.extend(catalogue.field("channels").rows().into_iter().map(|row| Row::Channel(channel(row))));
-    let members = routes(catalogue.field("routes"), names, &mut rows);
+    let (members, defaults) = routes(catalogue.field("routes"), names, &mut rows);
     rows.extend(catalogue.field("groups").rows().into_iter().map(|row| Row::Group(group(row, &members))));
     rows.extend(members.into_iter().map(Row::Member));
-    rows.extend(catalogue.field("templates").rows().into_iter().map(|row| Row::Template(template(row, names))));
+    let templates = catalogue.field("templates").rows();
+    rows.extend(templates.into_iter().map(|row| Row::Template(template(row, names, &defaults))));
     let organizations = catalogue.field("organizations").rows();
     rows.extend(organizations.into_iter().map(|row| Row::Organization(organization(row, names))));
     rows.extend(catalogue.field("teams").rows().into_iter().map(|row| Row::Team(team(row, names))));
@@ -128,8 +129,9 @@ fn prices(field: Field<'_>) -> Vec<Price> {
     entries.into_iter().filter_map(price).collect()
 }
 
-/// Reads routes with their members; a route's row goes to `rows`, the members come back.
-fn routes(field: Field<'_>, names: &Names, rows: &mut Vec<Row>) -> Vec<Member> {
+/// Reads routes with their members; a route's row goes to `rows`, the members come back with the routes' fallbacks, if
+/// those end.
+fn routes<'a>(field: Field<'a>, names: &Names, rows: &mut Vec<Row>) -> (Vec<Member>, Vec<Chained<'a>>) {
     let (mut members, mut chains) = (Vec::new(), Vec::new());
     let mut lines: HashMap<MemberId, u64> = HashMap::new();
     for mut row in field.rows() {
@@ -150,8 +152,8 @@ fn routes(field: Field<'_>, names: &Names, rows: &mut Vec<Row>) -> Vec<Member> {
         }
         chains.push(Chained { source, targets });
     }
-    refuse_circles(&chains);
-    members
+    let ends = refuse_circles(&chains);
+    (members, if ends { chains } else { Vec::new() })
 }
 
 fn members<'a>(route: &mut Fields<'a>, model: &ModelName, names: &Names) -> Vec<(Member, Here<'a>)> {
@@ -212,15 +214,15 @@ fn served(model: &ModelName, group: &GroupId, members: &[Member]) -> Result<(), 
     here.then_some(()).ok_or_else(|| format!("no route of `{}` has a member in this group", value::shown(model)))
 }
 
-fn template(mut row: Fields<'_>, names: &Names) -> Template {
+fn template<'a>(mut row: Fields<'a>, names: &Names, defaults: &[Chained<'a>]) -> Template {
     let retry = row.field("retry").map();
     Template {
         id: row.field("id").required().id(),
         max_attempts: retry.and_then(|mut retry| retry.field("max_attempts").number_if_given(ATTEMPTS)),
         model_routes: row.field("model_routes").rows().into_iter().map(|row| model_route(row, names)).collect(),
-        fallbacks: template_chains(row.field("fallbacks"), names),
-        context_window_fallbacks: template_chains(row.field("context_window_fallbacks"), names),
-        content_policy_fallbacks: template_chains(row.field("content_policy_fallbacks"), names),
+        fallbacks: template_chains(row.field("fallbacks"), names, defaults),
+        context_window_fallbacks: template_chains(row.field("context_window_fallbacks"), names, &[]),
+        content_policy_fallbacks: template_chains(row.field("content_policy_fallbacks"), names, &[]),
         expose_route: row.field("expose_route").flag(false),
     }
 }
@@ -242,9 +244,9 @@ fn model_route(mut row: Fields<'_>, names: &Names) -> ModelRoute {
     ModelRoute { model, strategy, allocations: given.then_some(allocations) }
 }
 
-/// A list of maps from a source to its targets.
-fn template_chains(field: Field<'_>, names: &Names) -> Vec<Chain> {
-    let mut chains: Vec<Chained<'_>> = Vec::new();
+/// A list of maps from a source to its targets, which stand over the `defaults`.
+fn template_chains<'a>(field: Field<'a>, names: &Names, defaults: &[Chained<'a>]) -> Vec<Chain> {
+    let mut chains: Vec<Chained<'a>> = Vec::new();
     for (here, key, targets) in field.rows().into_iter().flat_map(Fields::entries) {
         let source = source(key, names).map_err(|message| here.wrong(message)).unwrap_or_else(|()| "".into());
         if !source.as_str().is_empty() && chains.iter().any(|chain| chain.source == source) {
@@ -252,7 +254,7 @@ fn template_chains(field: Field<'_>, names: &Names) -> Vec<Chain> {
         }
         chains.push(Chained { source, targets: distinct(targets, |text| target(text, names)) });
     }
-    refuse_circles(&chains);
+    refuse_circles(&laid_over(&chains, defaults));
     let chain = |Chained { source, targets }: Chained<'_>| Chain { source, targets: values(targets) };
     chains.into_iter().map(chain).collect()
 }

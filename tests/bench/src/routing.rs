@@ -95,7 +95,7 @@ impl Core {
             match self.send_here(&mut flight, attempt, &place, answers) {
                 Ok(by) => return Ok(Served { by: Some(by), sends: flight.sends }),
                 Err(Next::Other(further)) => search = further,
-                Err(Next::Same { .. } | Next::End(_)) => break,
+                Err(Next::Same { .. } | Next::Spent { .. } | Next::End(_)) => break,
             }
         }
         let ended = self.ended(&flight, Outcome::Failed);
@@ -166,6 +166,8 @@ impl Core {
             has_credential: &|_| true,
             last_resort: false,
             catalogue: self.catalogue,
+            path: &[],
+            shares: None,
         };
         let choice = select::look(&ask, &Moment { state: &self.state, now: flight.now, draw });
         let (index, reason) = select::decide(&choice)?;
@@ -208,20 +210,13 @@ impl Core {
                     flight.sends += 1;
                     attempt = again;
                 }
-                next @ (Next::Other(_) | Next::End(_)) => return Err(next),
+                next @ (Next::Other(_) | Next::Spent { .. } | Next::End(_)) => return Err(next),
             }
         }
     }
 
     fn succeeded(&mut self, flight: &mut Flight, place: &Place) {
-        let retry_after_ms = None;
-        let verdict = Verdict {
-            class: Class::Success,
-            here: classify::Here::No,
-            next: false,
-            effect: Effect::Recover,
-            retry_after_ms,
-        };
+        let verdict = Verdict::ended(Class::Success, Effect::Recover);
         let mut events = vec![self.attempt(flight, place, verdict)];
         events.extend(flight.context.sticky.as_ref().map(|sticky| {
             Event::Preference(Box::new(Preference {

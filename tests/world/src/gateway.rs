@@ -330,6 +330,8 @@ impl Gateway {
                 has_credential: &|_| true,
                 last_resort: false,
                 catalogue: process.reading.rows.revision,
+                path: &[],
+                shares: None,
             },
             &Moment { state: &state, now, draw: select::draw(out.dice.roll()) },
         );
@@ -420,7 +422,7 @@ impl Gateway {
 
     fn go_on(&mut self, flight: Flight, open: Open, verdict: &Verdict, out: &mut Outside<'_>) {
         match open.attempt.fail(verdict, self.log_time(out.now)) {
-            Next::End(_) => self.land(flight, Vec::new(), Outcome::Failed, out),
+            Next::Spent { .. } | Next::End(_) => self.land(flight, Vec::new(), Outcome::Failed, out),
             Next::Other(search) => self.search(flight, search, out),
             Next::Same { attempt, .. } => {
                 let selection = flight.selection(&open.place, Reason::Same, None);

@@ -6,7 +6,7 @@
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::NO_EPOCH;
 use waybill_schema::catalogue::RowKind;
-use waybill_schema::event::{Alive, Event, Fact};
+use waybill_schema::event::{Act, Alive, Attempt, Effect, Event, Fact, Operator};
 use waybill_schema::id::{MemberId, Revision};
 use waybill_schema::time::Time;
 
@@ -21,6 +21,12 @@ pub enum Mutation {
     PreferenceIgnoresBase,
     /// A success on the pinned deployment does not renew the pin once its revision has moved on.
     PreferenceNeverRenews,
+    /// A late success of a target that its session has left takes the session back.
+    AbandonedTakesBack,
+    /// A success during a rest that the upstream asked for ends it.
+    SuccessEndsAskedRest,
+    /// A success during a rest of our own does not end it.
+    SuccessLeavesRest,
     /// A fact counts from when it was stored, so one that waited in a spool starts a late cooldown.
     StoredTime,
     /// A process that finds a foreign epoch in the log sends on behind it.
@@ -37,11 +43,14 @@ pub enum Mutation {
 
 impl Mutation {
     /// Every mutation.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::GateAcceptsHole,
         Self::GateDropsStart,
         Self::PreferenceIgnoresBase,
         Self::PreferenceNeverRenews,
+        Self::AbandonedTakesBack,
+        Self::SuccessEndsAskedRest,
+        Self::SuccessLeavesRest,
         Self::StoredTime,
         Self::ZombieNotFenced,
         Self::EditWithoutExpected,
@@ -60,6 +69,9 @@ impl Mutation {
             }
             Self::PreferenceIgnoresBase => base_on_what_stands(fact, fold),
             Self::PreferenceNeverRenews => renew_like_a_switch(fact, fold),
+            Self::AbandonedTakesBack => take_back(fact, fold),
+            Self::SuccessEndsAskedRest => end_asked_rest(fact, fold),
+            Self::SuccessLeavesRest => leave_rest(fact, fold),
             Self::StoredTime => fact.at = stored,
             Self::IncarnationIgnored => take_for_the_present(fact, fold),
             Self::GateDropsStart
@@ -103,6 +115,43 @@ fn renew_like_a_switch(fact: &mut Fact, fold: &Fold) {
     {
         preference.incarnation = u64::MAX;
     }
+}
+
+/// Only what was based on a record that has moved on since is changed; a success without a record is left as it is.
+fn take_back(fact: &mut Fact, fold: &Fold) {
+    if let Event::Preference(preference) = &mut fact.event
+        && let Some(record) = fold.state.record(&preference.key, fact.at)
+        && preference.base.is_some()
+        && record.deployment != preference.deployment
+    {
+        preference.base = Some(record.revision.clone());
+    }
+}
+
+/// A member that a hand has cleared has no rest that a success could leave standing.
+fn end_asked_rest(fact: &Fact, fold: &mut Fold) {
+    if let Event::Attempt(attempt) = &fact.event
+        && attempt.effect == Effect::Recover
+        && asked_until(attempt, fold) > Some(fact.at)
+    {
+        let (target, actor, reason) = (attempt.member.to_string(), String::new(), String::new());
+        let event = Event::Operator(Operator { act: Act::Clear, target, actor, reason });
+        fold.state.apply(&Fact { event, ..fact.clone() });
+    }
+}
+
+fn leave_rest(fact: &mut Fact, fold: &Fold) {
+    if let Event::Attempt(attempt) = &mut fact.event
+        && attempt.effect == Effect::Recover
+        && asked_until(attempt, fold) <= Some(fact.at)
+        && fold.state.health(&attempt.member, attempt.incarnation).is_some_and(|h| h.cooling(fact.at).is_some())
+    {
+        attempt.effect = Effect::None;
+    }
+}
+
+fn asked_until(attempt: &Attempt, fold: &Fold) -> Option<Time> {
+    fold.state.health(&attempt.member, attempt.incarnation)?.asked.as_ref().map(|asked| asked.until)
 }
 
 fn take_for_the_present(fact: &mut Fact, fold: &Fold) {

@@ -8,6 +8,14 @@ use super::envelope::UpstreamError;
 /// What an upstream meant: finer than a class where the next step differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
+    /// It will serve in a moment.
+    Warming,
+    /// The prompt is too long for this provider; another of the same model may take it.
+    ContextHere,
+    /// This provider's own filter refused the content; another of the same model may not.
+    PolicyHere,
+    /// The caller's mistake as this provider sees it; another may not.
+    CallerHere,
     /// Too many requests or tokens for now.
     Rate,
     /// The day's share is used up.
@@ -57,7 +65,8 @@ const OVERRULING: &[(&str, Meaning)] = &[
 /// Codes, types, reasons and named statuses that mean one thing wherever they are seen.
 const CODES: &[(&str, Meaning)] = &[
     ("context_length_exceeded", Context),
-    ("model_max_prompt_tokens_exceeded", Context),
+    // C23: the limit is Copilot's own, below the model's.
+    ("model_max_prompt_tokens_exceeded", ContextHere),
     ("exceeded_context_size_error", Context),
     ("tokens_too_long", Context),
     ("1261", Context),
@@ -69,7 +78,8 @@ const CODES: &[(&str, Meaning)] = &[
     ("misalignment_policy_violation", Policy),
     ("data_inspection_failed", Policy),
     ("datainspectionfailed", Policy),
-    ("sensitive_words_detected", Policy),
+    // P16: the relay's own filter.
+    ("sensitive_words_detected", PolicyHere),
     ("1301", Policy),
     ("openrouter_in_flight_budget", Rate),
     ("credit_balance_exhausted", Quota),
@@ -115,7 +125,8 @@ const CODES: &[(&str, Meaning)] = &[
     ("engine_overloaded_error", Down),
     ("model_capacity_exhausted", Down),
     ("provider_unavailable", Down),
-    ("unavailable_error", Down),
+    // D11: it is loading the model.
+    ("unavailable_error", Warming),
     ("serviceunavailableexception", Down),
     ("internalserverexception", Down),
     ("modelstreamerrorexception", Down),
@@ -191,8 +202,8 @@ const TEXTS: &[(&str, Meaning)] = &[
     // P10, P11: a 403 under the code of a refused account; a pool of keys was drained by one prompt.
     ("content violates usage guidelines", Policy),
     ("considered high risk", Policy),
-    ("requires moderation and your input was flagged", Policy),
-    ("contains sensitive words", Policy),
+    ("requires moderation and your input was flagged", PolicyHere),
+    ("contains sensitive words", PolicyHere),
     ("不安全或敏感内容", Policy),
     // S02: a 404 that is not about the model.
     ("items are not persisted", Caller),
@@ -233,8 +244,14 @@ const TEXTS: &[(&str, Meaning)] = &[
     ("string value length", Caller),
     ("total message size", Caller),
     ("payload size exceeds", Caller),
-    ("request body size", Caller),
+    // L11: a proxy's limit.
+    ("request body size", CallerHere),
+    // L25, L30: a role and a tier that this provider, or this account, does not know.
+    ("unknown variant `developer`", CallerHere),
+    ("requested service tier is not allowed", CallerHere),
     ("exceed max allowed size", Caller),
+    // C21: another provider behind OpenRouter may have more room.
+    ("maximum context length*middle-out", ContextHere),
     ("maximum context length", Context),
     ("exceeds the context window", Context),
     ("prompt is too long", Context),
@@ -250,7 +267,7 @@ const TEXTS: &[(&str, Meaning)] = &[
     ("prompt 超长", Context),
     ("context window exceeds limit", Context),
     ("reduce the length of the messages or completion", Context),
-    ("prompt token count of * exceeds the limit of", Context),
+    ("prompt token count of * exceeds the limit of", ContextHere),
     // C26: the default of max_tokens went below zero because the prompt had overrun already.
     ("max_tokens must be at least 1, got -", Context),
     ("longer than the model's context length", Context),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use proptest::prelude::*;
-use waybill_routing::classify::{Here, Verdict};
+use waybill_routing::classify::{Here, Recourse, Verdict};
 use waybill_routing::dispatch::{Attempt, End, Limits, Next, Replay, Search, begin};
 use waybill_schema::event::{Class, Effect};
 use waybill_schema::id::DeploymentId;
@@ -27,7 +27,8 @@ fn check(limits: Limits, script: &str, expected: &str) {
     assert_eq!(play(limits, script.split_whitespace().map(verdict)).0, expected, "{script}");
 }
 
-/// The sends as text, and their number. A pool or script that runs out ends it; `None` commits.
+/// The sends as text, and their number; `|` stands where they go on in another pool, of the same five. A pool or script
+/// that runs out ends it; `None` commits.
 fn play(limits: Limits, verdicts: impl Iterator<Item = Option<Verdict>>) -> (String, u16) {
     let (mut out, mut now) = (String::new(), Time(0));
     let Some(mut attempt) = take(begin(limits), &mut out) else { return (out, 0) };
@@ -50,6 +51,11 @@ fn play(limits: Limits, verdicts: impl Iterator<Item = Option<Verdict>>) -> (Str
                 let Some(other) = take(search, &mut out) else { return (out + " no more", sends) };
                 attempt = other;
             }
+            Next::Spent { search, .. } => {
+                out.push_str(" |");
+                let Some(other) = take(search.enter_pool(), &mut out) else { return (out + " no more", sends) };
+                attempt = other;
+            }
             Next::End(end) => return (format!("{out} {end:?}"), sends),
         }
         sends += 1;
@@ -66,7 +72,12 @@ fn take(search: Search, out: &mut String) -> Option<Attempt> {
     Some(search.take(name.into()))
 }
 
+/// A verdict by its word; one that ends in `>` may lead to another pool.
 fn verdict(word: &str) -> Option<Verdict> {
+    let (word, recourse) = match word.strip_suffix('>') {
+        Some(word) => (word, Recourse::General),
+        None => (word, Recourse::None),
+    };
     let (class, here, next) = match word {
         "ok" => return None,
         "5xx" => (Class::Upstream5xx, Here::Backoff, true),
@@ -79,7 +90,7 @@ fn verdict(word: &str) -> Option<Verdict> {
         "unreachable" => (Class::Unavailable, Here::No, true),
         _ => panic!("unknown verdict {word}"),
     };
-    Some(Verdict { class, here, next, effect: Effect::None, retry_after_ms: None })
+    Some(Verdict { class, here, next, recourse, effect: Effect::None, retry_after_ms: None })
 }
 
 /// S3.12, PITFALLS A03, A04
@@ -180,6 +191,28 @@ fn what_is_sent_once_is_never_repeated() {
     check(never, "context ok", "a Final");
 }
 
+/// S3.12, S3.18, PITFALLS D05: another pool has its own further deployments; what was tried stays tried, and the sends of
+/// all pools count together.
+#[test]
+fn a_pool_that_is_spent_leads_to_another_within_the_same_bounds() {
+    check(LIMITS, "5xx> 5xx> 5xx> 5xx> 5xx> 5xx> ok", "a +100 b +100 c +100 | d ok");
+    let few = Limits { max_attempts: 1, retry_times: 0, ..LIMITS };
+    check(few, "5xx> 5xx> 5xx> ok", "a | b | c | d ok");
+    check(few, "5xx> 5xx ok", "a | b Exhausted");
+    check(Limits { sends_max: 2, ..few }, "5xx> 5xx> ok", "a | b Exhausted");
+    check(Limits { deadline: Time(2_000), ..few }, "5xx> 5xx> ok", "a | b Deadline");
+    check(LIMITS, "context> ok", "a | b ok");
+    check(LIMITS, "context ok", "a Final");
+}
+
+/// S3.16: what may have been done is not done elsewhere either.
+#[test]
+fn what_may_not_be_repeated_leads_to_no_other_pool() {
+    let once = Limits { replay: Replay::RefusedOnly, max_attempts: 1, retry_times: 0, ..LIMITS };
+    check(once, "5xx> ok", "a Unrepeatable");
+    check(once, "429> ok", "a | b ok");
+}
+
 /// PITFALLS A04
 #[test]
 fn an_exhausted_deployment_is_named_for_the_rest_of_the_request() {
@@ -194,10 +227,12 @@ fn an_exhausted_deployment_is_named_for_the_rest_of_the_request() {
 fn any_verdict() -> impl Strategy<Value = Verdict> {
     let class = prop_oneof![Just(Class::Upstream5xx), Just(Class::RateLimited), Just(Class::InvalidKey)];
     let here = prop_oneof![1 => Just(Here::No), 3 => Just(Here::Backoff), 1 => (0..5000u64).prop_map(Here::After)];
-    (class, here, proptest::bool::weighted(0.9)).prop_map(|(class, here, next)| Verdict {
+    let recourse = prop_oneof![Just(Recourse::None), Just(Recourse::General)];
+    (class, here, proptest::bool::weighted(0.9), recourse).prop_map(|(class, here, next, recourse)| Verdict {
         class,
         here,
         next,
+        recourse,
         effect: Effect::None,
         retry_after_ms: None,
     })
@@ -216,7 +251,8 @@ proptest! {
     #[test]
     fn sends_stay_within_their_bounds(limits in any_limits(), verdicts in proptest::collection::vec(any_verdict(), 60)) {
         let (text, sends) = play(limits, verdicts.into_iter().map(Some));
-        let bound = limits.sends_max.min(limits.max_attempts * (1 + limits.retry_times));
+        let n_pools = text.matches('|').count() as u32 + 1;
+        let bound = limits.sends_max.min(limits.max_attempts * (1 + limits.retry_times) * n_pools);
         prop_assert!(u32::from(sends) <= bound, "{} sends: {}", sends, text);
         let mut taken: Vec<(&str, u32)> = Vec::new();
         for word in text.split(' ') {

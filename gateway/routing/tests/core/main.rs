@@ -3,6 +3,7 @@
 mod dispatch;
 mod facts;
 mod ownership;
+mod policy;
 mod select;
 mod shared;
 mod state;

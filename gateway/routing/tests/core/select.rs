@@ -175,6 +175,8 @@ impl World {
             has_credential: &|place: &Place| !keyless.contains(place.channel.id.as_str()),
             last_resort: self.last_resort,
             catalogue: 1,
+            path: &[],
+            shares: None,
         };
         select::look(&ask, &Moment { state: &self.state(), now: Time(NOW_S * 1000), draw: self.draw })
     }

@@ -817,6 +817,40 @@ proptest! {
         prop_assert_eq!(log.digest(), live.digest());
     }
 
+    /// S3.22: whatever has happened, a late success, which was based on an earlier record of its session, moves it nowhere.
+    #[test]
+    fn a_late_success_never_moves_a_pin_back(moves in moves(), base in 1..80u64) {
+        let facts = as_facts(&moves);
+        let state = fold(State::default(), &facts);
+        let now = 1000 + facts.iter().map(|fact| fact.at.0).max().unwrap_or(0);
+        for key in KEYS {
+            let Some(record) = state.record(&key.into(), Time(now)).cloned() else { continue };
+            for member in ["a", "b"].into_iter().filter(|name| record.deployment.as_str() != facts::deployment(name)) {
+                let late = facts::fact(1000, now / 1000, facts::prefer(key, (member, 1), Some(base), 60));
+                let after = fold(state.clone(), &[late]);
+                let moved = after.record(&key.into(), Time(now)) != Some(&record);
+                prop_assert!(!moved || record.revision.number == base, "{key} was moved to {member}");
+            }
+        }
+    }
+
+    /// DESIGN.md section 10: a success during a cooldown ends it down to what the upstream itself still asks for.
+    #[test]
+    fn a_success_ends_all_of_a_rest_that_the_upstream_did_not_ask_for(moves in moves()) {
+        let facts = as_facts(&moves);
+        let state = fold(State::default(), &facts);
+        let now = 1000 + facts.iter().map(|fact| fact.at.0).max().unwrap_or(0);
+        for (member, incarnation) in [("a", 1), ("a", 2), ("b", 1), ("b", 2)] {
+            let Some(health) = state.health(&member.into(), incarnation) else { continue };
+            let asked = health.asked.as_ref().map(|asked| asked.until).filter(|until| *until > Time(now));
+            let success = facts::attempt((member, incarnation), Effect::Recover, Said::default());
+            let after = fold(state.clone(), &[facts::fact(1000, now / 1000, success)]);
+            let after = after.health(&member.into(), incarnation).expect("it is on record");
+            prop_assert_eq!(after.cooling(Time(now)).map(|cooldown| cooldown.until), asked);
+            prop_assert_eq!((after.failures, after.level), (0, 0));
+        }
+    }
+
     /// S3.21, S1.9, S2.8: after every fact the fold and the naive model agree, and the capacity holds.
     #[test]
     fn the_fold_agrees_with_a_naive_model(moves in moves(), capacity in 1..5usize) {

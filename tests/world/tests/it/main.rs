@@ -81,6 +81,24 @@ fn a_preference_that_never_renews_an_old_revision_is_noticed() {
     is_noticed(Mutation::PreferenceNeverRenews);
 }
 
+/// S3.22
+#[test]
+fn an_abandoned_target_that_takes_its_session_back_is_noticed() {
+    is_noticed(Mutation::AbandonedTakesBack);
+}
+
+/// DESIGN.md section 10, "success during a cooldown"
+#[test]
+fn a_success_that_ends_what_the_upstream_asked_for_is_noticed() {
+    is_noticed(Mutation::SuccessEndsAskedRest);
+}
+
+/// DESIGN.md section 10, "success during a cooldown"
+#[test]
+fn a_success_that_leaves_our_own_cooldown_is_noticed() {
+    is_noticed(Mutation::SuccessLeavesRest);
+}
+
 #[test]
 fn time_taken_from_when_a_fact_was_stored_is_noticed() {
     is_noticed(Mutation::StoredTime);

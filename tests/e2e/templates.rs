@@ -1,0 +1,206 @@
+//! Templates: which policy holds for a key, how it shares a pool, and groups as models. The upstreams' logs count.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+use tokio::task::JoinSet;
+use waybill_auditor::redecide;
+use waybill_schema::event::Event;
+use waybill_simulator::{Action, Settings, Step};
+
+use crate::client::Client;
+use crate::dialect::{CHAT, DIALECTS};
+use crate::follow::ready_when;
+use crate::log::told;
+use crate::world::{Plan, Rows, World};
+
+/// The key that a template is bound to.
+const TEMPLATED: &str = "sk-both";
+
+/// Upstreams in tiers, and the key `bound` of a template with these fields.
+fn under(template: &str, names: &[&str]) -> Plan {
+    let members = (1..=names.len()).map(|priority| format!("priority: {priority}")).collect();
+    let key = "{ id: bound, key: 'env:BOTH_KEY', group: main, template: t, expose_route: true }".to_owned();
+    let templates = vec![format!("{{ id: t, {template} }}")];
+    let rows = Rows { keys: vec![key], templates, ..Rows::default() };
+    Plan { members, rows, ..Plan::of(names) }.settings("retry: { backoff_ms: 1 }\nhealth: { enabled: false }\n")
+}
+
+fn split(parts: &str) -> String {
+    let parts: Vec<String> = parts
+        .split(' ')
+        .filter_map(|part| part.split_once('='))
+        .map(|(name, weight)| format!("{{ deployment: {name}/gpt, weight: {weight} }}"))
+        .collect();
+    format!("model_routes: [{{ model: gpt, strategy: traffic-split, allocations: [{}] }}]", parts.join(", "))
+}
+
+/// Sends one request without a session and gives the upstream that served it.
+async fn sent(client: &Client) -> String {
+    served(client, &[]).await
+}
+
+async fn served(client: &Client, headers: &[(&str, &str)]) -> String {
+    // No two have a prompt in common, so none has a session that another had.
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let body = CHAT.body(&format!("question {}", ASKED.fetch_add(1, Ordering::Relaxed)), false);
+    let answer = client.post(CHAT.path, headers, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let deployment = answer.header("x-waybill-deployment").expect("the key may see it");
+    deployment.split('/').next().expect("a deployment names its channel").to_owned()
+}
+
+fn counts(world: &World) -> Vec<usize> {
+    world.upstreams.iter().map(|upstream| upstream.calls().len()).collect()
+}
+
+/// Issue 5: 7:3 and 7:2:1 are exact over 20 sequential requests, whatever the tiers say; every choice can be made again
+/// from its record alone.
+#[tokio::test]
+async fn splits_are_exact_over_twenty_sequential_requests() {
+    for (parts, expected) in [("a=7 b=3", vec![14, 6]), ("a=7 b=2 c=1", vec![14, 4, 2])] {
+        let mut world = World::start(under(&split(parts), &["a", "b", "c"][..expected.len()])).await;
+        let client = world.client_with(TEMPLATED);
+        for _ in 0..20 {
+            sent(&client).await;
+        }
+        assert_eq!(counts(&world), expected, "{parts}");
+        world.stop().await;
+        let redecided = redecide::redecide_all(&world.database()).expect("the log can be read");
+        assert_eq!((redecided.n, redecided.mismatches), (20, vec![]));
+        assert_eq!(world.table("select reason, count(*) from usage_attempts group by 1"), ["draw|20"]);
+    }
+}
+
+/// S3.20, S3.14: a session's deployment is kept whatever the split says, and takes no turn of it; a weight of 0 in the
+/// split ends it at the next request.
+#[tokio::test]
+async fn a_session_stays_where_it_is_until_the_split_takes_that_out() {
+    let world = World::start(under(&split("a=1 b=1"), &["a", "b"])).await;
+    let client = world.client_with(TEMPLATED);
+    let session = [("x-session-id", "s")];
+    let pinned = served(&client, &session).await;
+    for _ in 0..6 {
+        assert_eq!(served(&client, &session).await, pinned);
+    }
+    let others: Vec<String> = [sent(&client).await, sent(&client).await, sent(&client).await].to_vec();
+    assert_eq!(others.iter().filter(|name| **name == pinned).count(), 1, "the other was owed the first: {others:?}");
+    let heavier = if pinned == "a" { "a=1 b=1000" } else { "a=1000 b=1" };
+    world.configure(&under(&split(heavier), &["a", "b"]));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+    assert_eq!(served(&client, &session).await, pinned, "a positive weight moves nobody");
+    world.configure(&under(&split(&format!("{pinned}=0")), &["a", "b"]));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 3).await;
+    assert_ne!(served(&client, &session).await, pinned);
+}
+
+/// S3.20: the one with the fewest requests in flight goes first, whatever the tiers say.
+#[tokio::test]
+async fn the_least_busy_goes_first() {
+    let mut world = World::start(under("model_routes: [{ model: gpt, strategy: least-busy }]", &["a", "b", "c"])).await;
+    for upstream in world.upstreams.iter() {
+        upstream.push(Step::new([Action::PauseAfter { events: 2 }]).when(streams()).standing());
+    }
+    let mut streams = JoinSet::new();
+    for n in 1..=2 {
+        let client = world.client_with(TEMPLATED);
+        let body = CHAT.body(&format!("stream {n}"), true);
+        streams.spawn(async move { client.post(CHAT.path, &[], &body).await });
+        world.calls_until(|calls| calls.iter().filter(|call| call.events == 2).count() == n).await;
+    }
+    let busy: BTreeSet<usize> = (0..3).filter(|at| !world.upstreams[*at].calls().is_empty()).collect();
+    assert_eq!(busy.len(), 2, "the second went where the first was not");
+    let free = (0..3).find(|at| !busy.contains(at)).expect("one of three is left");
+    let client = world.client_with(TEMPLATED);
+    for _ in 0..5 {
+        sent(&client).await;
+    }
+    assert_eq!(counts(&world)[free], 5);
+    world.upstreams.iter().for_each(|upstream| upstream.release());
+    streams.join_all().await;
+    world.stop().await;
+    let redecided = redecide::redecide_all(&world.database()).expect("the log can be read");
+    assert_eq!((redecided.n, redecided.mismatches), (7, vec![]));
+}
+
+fn streams() -> waybill_simulator::When {
+    waybill_simulator::When { stream: Some(true), ..Default::default() }
+}
+
+/// S3.20: everyone is measured once, then the fastest serves.
+#[tokio::test]
+async fn the_fastest_goes_first() {
+    let mut plan = under("model_routes: [{ model: gpt, strategy: latency }]", &["a", "b", "c"]);
+    let slow = |name: &str, ms| Settings { first_token_delay_ms: ms, ..Settings::named(name) };
+    plan.upstreams = vec![slow("a", 400), slow("b", 0), slow("c", 400)];
+    let mut world = World::start(plan).await;
+    let client = world.client_with(TEMPLATED);
+    for _ in 0..3 {
+        sent(&client).await;
+    }
+    assert_eq!(counts(&world), [1, 1, 1], "what was never measured goes first");
+    for _ in 0..5 {
+        assert_eq!(sent(&client).await, "b");
+    }
+    world.stop().await;
+    let redecided = redecide::redecide_all(&world.database()).expect("the log can be read");
+    assert_eq!((redecided.n, redecided.mismatches), (8, vec![]));
+}
+
+/// S3.10: a template is read afresh at each request, and holds for the keys that have it and for no other.
+#[tokio::test]
+async fn a_changed_template_holds_from_the_next_request() {
+    let max_attempts = |n: u32| under(&format!("retry: {{ max_attempts: {n} }}"), &["a"]);
+    let world = World::start(max_attempts(4)).await;
+    world.upstreams[0].push(Step::new([Action::status(503)]).standing());
+    let attempts = async |key: &str| {
+        let answer = world.client_with(key).post(CHAT.path, &[], &CHAT.body("Hello", false)).await;
+        answer.header("x-waybill-attempts").expect("every reply has it").to_owned()
+    };
+    assert_eq!((attempts(TEMPLATED).await.as_str(), attempts("sk-other").await.as_str()), ("4", "2"));
+    world.configure(&max_attempts(1));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+    assert_eq!((attempts(TEMPLATED).await.as_str(), attempts("sk-other").await.as_str()), ("1", "2"));
+}
+
+/// S3.11, S3.20: a group that may be asked for is a model, to those who reach it; its sessions are its own (S3.8).
+#[tokio::test]
+async fn a_group_may_be_asked_for_as_a_model() {
+    let mut plan = under("expose_route: true", &["a", "b"]);
+    plan.rows.groups = vec!["{ id: fleet, requestable: true }".to_owned(), "{ id: shut }".to_owned()];
+    plan.rows.routes =
+        vec!["{ model: big, members: [{ channel: b, group: fleet }, { channel: b, group: shut }] }".to_owned()];
+    plan.rows.keys[0] =
+        "{ id: bound, key: 'env:BOTH_KEY', group: main, groups: [fleet, shut], template: t }".to_owned();
+    let mut world = World::start(plan).await;
+    let client = world.client_with(TEMPLATED);
+    for dialect in DIALECTS {
+        let mut body = dialect.body("Hello", false);
+        for (name, status) in [("fleet", 200), ("shut", 404), ("main", 404)] {
+            body["model"] = json!(name);
+            let answer = client.post(dialect.path, &[("x-session-id", "s")], &body).await;
+            assert_eq!(answer.status, status, "{name}: {}", answer.text());
+            let served = (status == 200).then_some("b/big");
+            assert_eq!(answer.header("x-waybill-deployment"), served, "its template lets it be seen");
+        }
+        body["model"] = json!("fleet");
+        let stranger = world.client_with("sk-other").post(dialect.path, &[], &body).await;
+        assert_eq!(stranger.status, 404, "{}", stranger.text());
+    }
+    assert!(world.upstream("b").calls().iter().all(|call| call.model.as_deref() == Some("big")));
+    let listed = |answer: serde_json::Value| -> Vec<String> {
+        let data = answer["data"].as_array().expect("a list").clone();
+        data.iter().map(|model| model["id"].as_str().expect("an id").to_owned()).collect()
+    };
+    assert_eq!(listed(client.get("/v1/models", &[]).await.json()), ["fleet", "gpt"]);
+    assert_eq!(listed(world.client_with("sk-other").get("/v1/models", &[]).await.json()), ["gpt"]);
+    world.stop().await;
+    let told = told(&world.data());
+    let models = told.pick(|event| match event {
+        Event::Selection(selection) => selection.context.as_ref(),
+        _ => None,
+    });
+    assert_eq!(models.len(), 3);
+    assert!(models.iter().all(|context| (context.model.as_str(), context.group.as_str()) == ("fleet", "fleet")));
+}
