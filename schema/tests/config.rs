@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use serde_json::Value;
 use waybill_schema::catalogue::terms::{Budget, Guardrails, Hook, OnFailure, Period, Terms};
 use waybill_schema::catalogue::{
-    Allocation, Chain, Channel, Dialect, FailoverPolicy, Group, Key, Member, ModelRoute, Organization, Route, Row,
-    Status, StickyMode, StickyPolicy, Strategy as Sharing, Team, Template,
+    Allocation, Chain, Channel, Dialect, FailoverPolicy, Group, Key, Member, ModelRoute, Organization, Price, Route,
+    Row, Status, StickyMode, StickyPolicy, Strategy as Sharing, Team, Template,
 };
 use waybill_schema::config::{
     AllCooling, Config, HealthSettings, Problem, RetrySettings, RoutingSettings, SessionAliases, StableFirstSettings,
@@ -311,6 +311,13 @@ fn example_rows() -> Vec<Row> {
     vec![
         Row::Channel(Channel {
             labels: labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            prices: vec![Price {
+                model: "gpt-5.4".into(),
+                input: 1_250_000,
+                output: 10_000_000,
+                cached: Some(125_000),
+                cache_write: None,
+            }],
             ..asxs
         }),
         Row::Channel(codex),
