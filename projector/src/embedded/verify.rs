@@ -15,8 +15,7 @@ use crate::finding::{Fault, Finding, Findings};
 use crate::rows::Checkpoint;
 
 /// The tables, and how many of their columns, the first ones, are the key.
-const TABLES: [(&str, usize); 4] =
-    [("usage_events", 1), ("usage_attempts", 2), ("sessions", 2), ("quarantine", 2)];
+const TABLES: [(&str, usize); 4] = [("usage_events", 1), ("usage_attempts", 2), ("sessions", 2), ("quarantine", 2)];
 
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
