@@ -633,7 +633,7 @@ mod tests {
         assert_eq!(store.everything(), before);
         store.log.connection().execute_batch("UPDATE checkpoints SET fold_version = 0").expect("it can be changed");
         let why = looked(&store).incomparable;
-        assert_eq!(why.as_deref(), Some("fold 0 made them, this program has 2"));
+        assert_eq!(why.as_deref(), Some("fold 0 made them, this program has 3"));
     }
 
     #[test]

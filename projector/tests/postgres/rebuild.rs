@@ -144,7 +144,7 @@ fn rows_of_another_log_are_told_apart_before_they_are_compared() {
     world.sql_on_log(&format!("DELETE FROM frames WHERE seq = {last}"));
     assert_eq!(looked(&world).incomparable, Some(format!("the log ends before frame {last}")));
     world.database().execute("UPDATE wb_g1.checkpoints SET fold_version = 0");
-    assert_eq!(looked(&world).incomparable, Some("fold 0 made it, this program has 2".to_owned()));
+    assert_eq!(looked(&world).incomparable, Some("fold 0 made it, this program has 3".to_owned()));
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn the_generation_before_is_gone_back_to_and_brought_to_the_logs_end() {
     database.execute("UPDATE wb_g1.checkpoints SET fold_version = 0");
     let other = "generation 1, which was live before 2, was made by another fold than this program's";
     assert_eq!(no_way_back(&world).as_deref(), Some(other));
-    database.execute("UPDATE wb_g1.checkpoints SET fold_version = 2");
+    database.execute("UPDATE wb_g1.checkpoints SET fold_version = 3");
     let (back, _) = filled(&world, Rebuild::go_back(&world.url).expect("there is a way back"));
     assert_eq!(back.swap().expect("it can go live"), Swapped { from: Some(2), to: 1 });
     same(&database.everything(), &expected);
