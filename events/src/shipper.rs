@@ -7,7 +7,8 @@
 //! acknowledged, the shipper goes back to what the spool still holds behind that frame and sends it again.
 //!
 //! Facts are safe in the spool already; the shipper may therefore wait a little to save work. A commit of the
-//! embedded log costs about 100 µs of CPU whatever its size, so appends are [`GATHER`] apart unless some frames are full.
+//! embedded log costs about 100 µs of CPU whatever its size, and more where its rows lie on many pages, so appends are
+//! [`GATHER`] apart unless some frames are full.
 
 use std::any::Any;
 use std::cmp::Ordering;
@@ -27,7 +28,7 @@ use crate::log::{AppendError, Cause, Last, Log, Seq};
 use crate::spool::{FindError, Gauge, Orphans, Reader, SpoolError, Stop, Stopper, Waiting, Wake};
 
 /// How long facts may gather between two appends.
-pub const GATHER: Duration = Duration::from_millis(50);
+pub const GATHER: Duration = Duration::from_millis(100);
 /// So many facts, or bytes of them, are worth an append before that time is over: eight full frames.
 const FACTS_WORTH: u64 = 8 * FRAME_FACTS_MAX as u64;
 const BYTES_WORTH: u64 = 8 * FRAME_BYTES_MAX as u64;

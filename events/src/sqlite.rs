@@ -12,7 +12,6 @@
 //! last commits; frames that the spool still holds are then sent again, and those it has let go are a break in the
 //! writer's chain that is noticed.
 
-use std::borrow::Cow;
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,10 +25,11 @@ use zstd::bulk::Compressor;
 
 use crate::log::{AppendError, Appended, Last, Log, ReadError, Seq, StoredFrame};
 
-/// The size of a page of a new file, in bytes: a frame spans many, and each costs two system calls on its way.
-const PAGE_BYTES: u32 = 16 << 10;
+/// The size of a page of a new file, in bytes. Every request of a commit touches another page of the index of sessions,
+/// and a page is written whole, first into the write-ahead log and then into the file: larger ones cost more CPU.
+const PAGE_BYTES: u32 = 4 << 10;
 /// Pages in the write-ahead log (64 MiB of them) after which they are moved into the file, which waits for the disk.
-const WAL_PAGES: u32 = 4 << 10;
+const WAL_PAGES: u32 = 16 << 10;
 /// A frame of at most so many bytes rests as its own text, for people with nothing but SQLite.
 pub const PLAIN_BYTES_MAX: usize = 4 << 10;
 /// What a compressed frame begins with (RFC 8878, section 3.1.1); a frame's own text begins with `{`.
@@ -65,7 +65,13 @@ pub enum OpenError {
 pub struct SqliteLog {
     connection: Connection,
     fold: Fold,
-    packer: Compressor<'static>,
+    packer: Packer,
+}
+
+/// Compresses into one buffer, which is large and is used again.
+struct Packer {
+    compressor: Compressor<'static>,
+    packed: Vec<u8>,
 }
 
 impl SqliteLog {
@@ -90,12 +96,22 @@ impl SqliteLog {
     }
 
     fn over(connection: Connection, fold: Fold) -> Result<Self, OpenError> {
-        Ok(Self { connection, fold, packer: Compressor::new(ZSTD_LEVEL).map_err(OpenError::Compress)? })
+        let compressor = Compressor::new(ZSTD_LEVEL).map_err(OpenError::Compress)?;
+        Ok(Self { connection, fold, packer: Packer { compressor, packed: Vec::new() } })
     }
 
     /// The connection, for queries over the rows that are folded beside the log.
     pub fn connection(&self) -> &Connection {
         &self.connection
+    }
+}
+
+impl Packer {
+    fn pack(&mut self, bytes: &[u8]) -> std::io::Result<&[u8]> {
+        self.packed.clear();
+        self.packed.reserve(zstd::zstd_safe::compress_bound(bytes.len()));
+        self.compressor.compress_to_buffer(bytes, &mut self.packed)?;
+        Ok(&self.packed)
     }
 }
 
@@ -169,17 +185,12 @@ fn last_seq(connection: &Connection, writer: &WriterId) -> Result<Option<Seq>, r
     connection.prepare_cached(sql)?.query_row([writer.as_str()], seq).optional()
 }
 
-fn insert(
-    transaction: &Transaction<'_>,
-    frame: &Frame,
-    packer: &mut Compressor<'_>,
-    sent: Time,
-) -> Result<Seq, AppendError> {
+fn insert(transaction: &Transaction<'_>, frame: &Frame, packer: &mut Packer, sent: Time) -> Result<Seq, AppendError> {
     let Frame { header, bytes } = frame;
     let stored = sent;
     let body = match bytes.len() {
-        ..=PLAIN_BYTES_MAX => Cow::Borrowed(bytes),
-        _ => Cow::Owned(packer.compress(bytes).map_err(|error| AppendError::Unavailable(error.into()))?),
+        ..=PLAIN_BYTES_MAX => &bytes[..],
+        _ => packer.pack(bytes).map_err(|error| AppendError::Unavailable(error.into()))?,
     };
     let sql = "INSERT INTO frames (writer, epoch, frame, first, last, sum, sent, stored, body)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";

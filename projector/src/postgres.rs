@@ -12,10 +12,11 @@
 
 mod batch;
 mod generation;
+mod reader;
 mod rebuild;
 mod sessions;
 mod snapshot;
-mod reader;
+mod spent;
 mod store;
 mod table;
 mod tally;
@@ -39,6 +40,8 @@ pub use verify::{TableSum, Verified, WorkError, verify};
 use crate::reader::Newer;
 use batch::{Batch, Fold, Place};
 use generation::Wanted;
+pub use spent::Spent;
+use spent::timed;
 use store::{Generation, Store, StoreError};
 
 /// Frames read from the log at once.
@@ -111,6 +114,8 @@ pub struct Standing {
     pub stored: Option<Time>,
     /// Lines and frames that this process has put into quarantine.
     pub quarantined: u64,
+    /// Where its time went.
+    pub spent: Spent,
 }
 
 impl Standing {
@@ -282,7 +287,10 @@ impl PostgresProjector {
         }
         let Some(batch) = &self.pending else { return self.rest() };
         let Some((store, Some(generation))) = &mut self.store else { return Ok(Duration::ZERO) };
-        self.runtime.block_on(store.commit(generation, batch))?;
+        let spent = &mut self.standing.spent;
+        timed(&mut spent.store, || self.runtime.block_on(store.commit(generation, batch)))?;
+        spent.decode += batch.spent.decode;
+        spent.fold += batch.spent.fold;
         self.standing.quarantined += batch.quarantined.len() as u64;
         self.pending = None;
         self.note_place();
@@ -425,7 +433,7 @@ impl PostgresProjector {
     }
 
     fn read(&mut self, after: Seq) -> Result<Vec<StoredFrame>, ReadError> {
-        let frames = self.log.read(after, READ_FRAMES_MAX)?;
+        let frames = timed(&mut self.standing.spent.read, || self.log.read(after, READ_FRAMES_MAX))?;
         if frames.len() == READ_FRAMES_MAX {
             self.standing.head = self.log.head()?;
         } else if let Some(last) = frames.last() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the benches and says which gates hold: run.sh [TRACES_DIR] [cache|overhead|facts|batch|audit|frozen|live|all]
+# Runs the benches and says which gates hold: run.sh [TRACES_DIR] [cache|overhead|facts|batch|audit|frozen|rebuild|live|all]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

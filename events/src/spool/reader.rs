@@ -194,7 +194,9 @@ impl Reader {
             let batch = match &mut batch {
                 None => {
                     made = record.made;
-                    batch.insert(Batch { epoch: record.epoch, first: record.first, count: 0, lines: Vec::new() })
+                    // It mostly ends with what was read ahead.
+                    let lines = Vec::with_capacity(bytes_max.min(record.lines.len() + self.read_ahead()));
+                    batch.insert(Batch { epoch: record.epoch, first: record.first, count: 0, lines })
                 }
                 Some(batch) if record.follows(batch) => batch,
                 Some(_) => {
@@ -361,6 +363,11 @@ impl Reader {
         let payload = segment::payload(source.peek(HEAD_BYTES + len, available)?).map(<[u8]>::to_vec);
         source.at += HEAD_BYTES + len;
         Ok(payload)
+    }
+
+    /// How many bytes were read and not given out.
+    fn read_ahead(&self) -> usize {
+        self.source.as_ref().map_or(0, |source| source.buffer.len() - source.at)
     }
 
     fn remove(&self, name: Name) {

@@ -1,5 +1,6 @@
 //! From the bytes of a frame to facts, one line at a time: a line that cannot be read never hides its neighbours.
 
+use memchr::memchr;
 use waybill_schema::event::Fact;
 use waybill_schema::frame::{Header, Line, LineError};
 use waybill_schema::id::Revision;
@@ -66,7 +67,7 @@ pub fn facts<'a>(
     sent: Time,
 ) -> impl Iterator<Item = Result<Fact, Unread<'a>>> {
     let offset_ms = stored.0.saturating_sub(sent.0);
-    let lines = bytes.split(|byte| *byte == b'\n').skip(1).filter(|line| !line.is_empty());
+    let lines = lines(bytes).skip(1).filter(|line| !line.is_empty());
     lines.zip(0u32..).map(move |(bytes, index)| {
         let number = header.first + u64::from(index);
         let revision = Revision { writer: header.writer.clone(), epoch: header.epoch, number };
@@ -78,6 +79,16 @@ pub fn facts<'a>(
             Err(error) => UnreadError::Line(error),
         };
         Err(Unread { revision, line: index + 1, bytes, why })
+    })
+}
+
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(bytes);
+    std::iter::from_fn(move || {
+        let bytes = rest?;
+        let end = memchr(b'\n', bytes);
+        rest = end.map(|end| &bytes[end + 1..]);
+        Some(end.map_or(bytes, |end| &bytes[..end]))
     })
 }
 

@@ -158,10 +158,10 @@ impl UsageFold {
         self.orphans += u64::from(!known);
     }
 
-    /// Like [`Self::apply`], and notes in `journal` what it changes.
+    /// Like [`Self::apply`], and notes in `journal` what it changes. One journal is for whole frames.
     pub fn apply_noting(&mut self, fact: &Fact, seq: u64, rows: &mut Vec<Row>, journal: &mut Journal) {
         let orphans = self.orphans;
-        self.note_before(fact, journal);
+        self.note_before(fact, seq, journal);
         self.apply(fact, seq, rows);
         journal.n_orphans += self.orphans - orphans;
     }
@@ -184,7 +184,7 @@ impl UsageFold {
         }
     }
 
-    fn note_before(&self, fact: &Fact, journal: &mut Journal) {
+    fn note_before(&self, fact: &Fact, seq: u64, journal: &mut Journal) {
         let id = &fact.revision.writer;
         let writer = self.writers.get(id);
         if writer.is_none_or(|writer| writer.epoch < fact.revision.epoch) {
@@ -195,8 +195,11 @@ impl UsageFold {
             journal.changes.push(Change::Writer(vanished.writer.clone(), gone));
         }
         if let Some(request) = request_of(&fact.event) {
-            let open = writer.and_then(|writer| writer.open.get(request)).cloned();
-            journal.changes.push(Change::Request(id.clone(), request.clone(), open));
+            let open = writer.and_then(|writer| writer.open.get(request));
+            // What began in this very frame is gone before it, which was noted then.
+            if open.is_none_or(|open| open.first.seq < seq) {
+                journal.changes.push(Change::Request(id.clone(), request.clone(), open.cloned()));
+            }
         }
     }
 

@@ -1,5 +1,7 @@
 //! What the projector holds in memory: the fold so far, and the rows that wait for their transaction.
 
+use std::time::Duration;
+
 use waybill_events::log::{Seq, StoredFrame};
 use waybill_projections::changes::{Change, ChangesFold};
 use waybill_projections::gate::Gate;
@@ -10,10 +12,12 @@ use waybill_schema::id::Revision;
 use waybill_schema::secret::sum128;
 use waybill_schema::time::Time;
 
+use super::spent::{Spent, timed};
 use crate::reader::{Newer, Read, each_fact, tell};
 
-/// Rows with which a batch goes to the store; more come with the frames that were read at once.
-const ROWS_MIN: usize = 2000;
+/// Rows with which a batch goes to the store; more come with the frames that were read at once. The more, the more of a
+/// session's requests change its row together.
+const ROWS_MIN: usize = 16_000;
 /// Frames with which it goes even without rows, so that the checkpoint follows.
 const FRAMES_MIN: usize = 4096;
 /// Bytes of quarantined lines with which it goes.
@@ -57,6 +61,8 @@ pub(super) struct Batch {
     pub(super) usage: Vec<Row>,
     pub(super) changes: Vec<Change>,
     pub(super) quarantined: Vec<Quarantined>,
+    /// What decoding and folding it took.
+    pub(super) spent: Spent,
     n_frames: usize,
 }
 
@@ -98,20 +104,25 @@ enum Item {
 impl Fold {
     /// Folds the next frame into `batch`; of a frame that a newer program wrote to, nothing.
     pub(super) fn take(&mut self, frame: &StoredFrame, batch: &mut Batch) -> Result<(), Newer> {
-        for item in items(frame)? {
-            match item {
-                Item::Fact(fact) => self.fact(&fact, frame.seq, batch),
-                Item::Unread(revision, quarantined) => {
-                    tell(&self.gate.pass_over(&revision));
-                    batch.quarantined.push(quarantined);
-                }
-                Item::NoFrame(quarantined) => batch.quarantined.push(quarantined),
-            }
-        }
+        let items = timed(&mut batch.spent.decode, || items(frame))?;
+        let mut folding = Duration::ZERO;
+        timed(&mut folding, || items.into_iter().for_each(|item| self.item(item, frame.seq, batch)));
+        batch.spent.fold += folding;
         self.at = Place::of(frame);
         batch.to = self.at.clone();
         batch.n_frames += 1;
         Ok(())
+    }
+
+    fn item(&mut self, item: Item, seq: Seq, batch: &mut Batch) {
+        match item {
+            Item::Fact(fact) => self.fact(&fact, seq, batch),
+            Item::Unread(revision, quarantined) => {
+                tell(&self.gate.pass_over(&revision));
+                batch.quarantined.push(quarantined);
+            }
+            Item::NoFrame(quarantined) => batch.quarantined.push(quarantined),
+        }
     }
 
     fn fact(&mut self, fact: &Fact, seq: Seq, batch: &mut Batch) {

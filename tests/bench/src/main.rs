@@ -1,4 +1,4 @@
-//! `waybill-bench`: prompt-cache hits on real traces, overhead beside a bare pass-through, and a live replay.
+//! `waybill-bench`: prompt-cache hits on real traces, overhead beside a bare pass-through, a rebuild, and a live replay.
 //!
 //! Each part prints what it measured; the gates follow at the end, one line each, and a gate that fails makes the
 //! exit code 1. The programs that the overhead part needs beside Waybill are further subcommands of this binary.
@@ -17,6 +17,7 @@ mod load;
 mod overhead;
 mod prefix;
 mod process;
+mod rebuild;
 mod routing;
 mod stand;
 mod trace;
@@ -58,6 +59,8 @@ enum Command {
     Audit(Where),
     /// What chats wait for a Redis that is frozen, beside one that is well
     Frozen(Where),
+    /// CPU of folding a log of three million facts into Postgres, beside decoding and copying alone
+    Rebuild(Where),
     /// A short replay through a real gateway over simulated providers
     Live(Where),
     /// A bare pass-through to UPSTREAM
@@ -100,6 +103,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Batch(place) => guarded(batch::run(&place.waybill))?,
         Command::Audit(_) => audit::run()?,
         Command::Frozen(place) => guarded(frozen::run(&place.waybill))?,
+        Command::Rebuild(_) => guarded(rebuild::run())?,
         Command::All(place) => all(&place)?,
     };
     println!();
@@ -121,6 +125,8 @@ fn all(place: &Where) -> anyhow::Result<Vec<Gate>> {
     gates.extend(audit::run()?);
     println!();
     gates.extend(guarded(frozen::run(&place.waybill))?);
+    println!();
+    gates.extend(guarded(rebuild::run())?);
     Ok(gates)
 }
 

@@ -17,7 +17,7 @@ use waybill_schema::catalogue::{Catalogue, Place, Pool, Rows};
 use waybill_schema::config::{self, Config};
 use waybill_schema::event::{
     Affinity, Attempt, Choice, Class, Context, Effect, Endpoint, Event, Fact, Outcome, Preference, Reason, Request,
-    Selection, Thresholds, Usage,
+    Selection, Started, Thresholds, Tokens, Usage,
 };
 use waybill_schema::id::{GroupId, KeyId, ModelName, RequestId, Revision, ScopeId};
 use waybill_schema::secret::DeploymentSecret;
@@ -28,6 +28,15 @@ use crate::draws::Draws;
 const MODEL: &str = "bench-model";
 const GROUP: &str = "bench";
 const WRITER: &str = "bench";
+/// What every answer says of its tokens, and how long it takes.
+const USAGE: Usage = Usage {
+    input: Tokens::Reported(2048),
+    output: Tokens::Reported(256),
+    cached: Tokens::Reported(1536),
+    cache_write: Tokens::Unknown,
+    reasoning: Tokens::Unknown,
+};
+const LATENCY_MS: u64 = 1800;
 const BODY: &[u8] = br#"{"model":"bench-model","messages":[]}"#;
 
 /// A routing core over `n` equal deployments, which are named by their place from 0.
@@ -40,6 +49,8 @@ pub(crate) struct Core {
     facts: u64,
     requests: u64,
     draws: Draws,
+    /// The facts since they were taken last, where they are kept.
+    kept: Option<Vec<Fact>>,
 }
 
 /// What became of one request.
@@ -79,7 +90,20 @@ impl Core {
             facts: 0,
             requests: 0,
             draws: Draws::new(seed),
+            kept: None,
         })
+    }
+
+    /// Begins to keep facts, as a writer's log does: with `started`.
+    pub(crate) fn keep(&mut self, at: Time) {
+        self.kept = Some(Vec::new());
+        let started = Started { version: "bench".to_owned(), secret: "bench".to_owned(), previous: None };
+        self.record(at, vec![Event::Started(started)]);
+    }
+
+    /// The facts that were kept since they were taken last.
+    pub(crate) fn take_kept(&mut self) -> Vec<Fact> {
+        self.kept.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Serves one request of `session` that arrives at `now`; `answers` says whether a deployment can be reached.
@@ -107,7 +131,8 @@ impl Core {
         self.requests += 1;
         let inbound = request::parse(Endpoint::Chat, BODY)?;
         let context = self.context(session, &inbound)?;
-        let request = RequestId::new(self.requests.to_string());
+        // As long as the id of a real request, and as they do in the order of their times.
+        let request = RequestId::new(format!("{:012x}-7000-8000-{:013x}", now.0, self.requests));
         Ok(Flight { request, context, now, base: None, sends: 0, last_class: None })
     }
 
@@ -238,6 +263,7 @@ impl Core {
 
     fn attempt(&self, flight: &mut Flight, place: &Place, verdict: Verdict) -> Event {
         flight.last_class = Some(verdict.class);
+        let answered = verdict.class == Class::Success;
         Event::Attempt(Box::new(Attempt {
             request: flight.request.clone(),
             attempt: flight.sends,
@@ -246,13 +272,13 @@ impl Core {
             incarnation: place.incarnation,
             model: flight.context.model.clone(),
             class: verdict.class,
-            status: None,
-            latency_ms: 0,
+            status: answered.then_some(200),
+            latency_ms: LATENCY_MS,
             first_token_ms: None,
-            usage: Usage::default(),
+            usage: if answered { USAGE } else { Usage::default() },
             cost_nano: None,
             retry_after_ms: verdict.retry_after_ms,
-            served_model: None,
+            served_model: answered.then(|| MODEL.to_owned()),
             effect: verdict.effect,
             thresholds: self.thresholds(),
             sticky: flight.context.sticky.as_ref().map(|sticky| sticky.key.clone()),
@@ -265,10 +291,10 @@ impl Core {
             outcome,
             class: flight.last_class,
             code: None,
-            status: None,
+            status: Some(if outcome == Outcome::Success { 200 } else { 502 }),
             attempts: flight.sends,
             fallback: false,
-            latency_ms: 0,
+            latency_ms: LATENCY_MS,
             context: (flight.sends == 0).then(|| flight.context.clone()),
         }))
     }
@@ -291,7 +317,11 @@ impl Core {
         let first = revision(self.facts + 1);
         for event in events {
             self.facts += 1;
-            self.state.apply(&Fact { revision: revision(self.facts), at, event });
+            let fact = Fact { revision: revision(self.facts), at, event };
+            self.state.apply(&fact);
+            if let Some(kept) = &mut self.kept {
+                kept.push(fact);
+            }
         }
         first
     }
