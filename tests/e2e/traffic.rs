@@ -284,11 +284,13 @@ fn agree(send: &Sent, call: &Call) -> bool {
         (Class::Cancelled, _, end) => end.is_some(),
         (Class::Upstream5xx, Some(Action::Status { status, .. }), _) => send.status == Some(*status),
         (Class::Interrupted, Some(Action::CutAfterEvents { .. }), Some(End::Reset)) => send.status == call.status,
-        (Class::Success, None | Some(Action::PauseAfter { .. }), Some(End::Finished)) => {
+        // A gateway that ends between the last content and the protocol's last word has the whole answer.
+        (Class::Success, None | Some(Action::PauseAfter { .. }), Some(end @ (End::Finished | End::ClientGone))) => {
             let tokens = [usage.prompt_tokens, usage.output_tokens];
             let money: u64 = tokens.iter().zip(NANO_USD).map(|(tokens, price)| tokens * price).sum();
             let is_paid = send.tokens == tokens.map(Tokens::Reported) && send.cost_nano == Some(money);
-            call.terminal && send.status == call.status && is_paid
+            let is_whole = call.terminal || (end == End::ClientGone && call.stream);
+            is_whole && send.status == call.status && is_paid
         }
         _ => false,
     }
