@@ -211,28 +211,7 @@ pub fn of_form(endpoint: Endpoint, model: &str) -> Result<Inbound<'_>, BadBody> 
     if model.len() > MODEL_BYTES_MAX {
         return Err(BadBody::ModelTooLong);
     }
-    Ok(Inbound {
-        endpoint,
-        model: Cow::Borrowed(model),
-        stream: false,
-        stored: false,
-        background: false,
-        disable_fallbacks: false,
-        session_id: None,
-        prompt_cache_key: None,
-        previous_response_id: None,
-        conversation: None,
-        metadata: None,
-        user: None,
-        safety_identifier: None,
-        messages: None,
-        system: None,
-        instructions: None,
-        input: None,
-        model_at: 0..0,
-        ours_at: None,
-        usage: UsageChunk::Unreadable,
-    })
+    Ok(Inbound::without_fields(endpoint, model))
 }
 
 fn model_name(raw: &RawValue) -> Result<Cow<'_, str>, BadBody> {
@@ -243,11 +222,19 @@ fn model_name(raw: &RawValue) -> Result<Cow<'_, str>, BadBody> {
 impl<'a> Inbound<'a> {
     /// What routing needs of a request about a response that is there, which has no body; its stream is not waited for.
     pub fn about_a_response(model: &'a str, stream: bool) -> Self {
+        let known = Self::without_fields(Endpoint::Responses, model);
+        Self { stream, background: true, disable_fallbacks: true, ..known }
+    }
+
+    /// A request of which nothing but its model is known.
+    fn without_fields(endpoint: Endpoint, model: &'a str) -> Self {
         Self {
+            endpoint,
             model: model.into(),
-            stream,
-            background: true,
-            disable_fallbacks: true,
+            stream: false,
+            stored: false,
+            background: false,
+            disable_fallbacks: false,
             session_id: None,
             prompt_cache_key: None,
             previous_response_id: None,
@@ -259,8 +246,6 @@ impl<'a> Inbound<'a> {
             system: None,
             instructions: None,
             input: None,
-            endpoint: Endpoint::Responses,
-            stored: false,
             model_at: 0..0,
             ours_at: None,
             usage: UsageChunk::Unreadable,
