@@ -1,7 +1,7 @@
 //! The gate: requests that cost something each time they are made, and bodies that pass without being read whole.
 //!
 //! A form is read until its model is known; what follows, mostly files, goes from the client to the upstream as it comes.
-//! Such a body is gone once it is sent, so a request with one is made once. What may be repeated else is [`replay`]'s to
+//! Such a body is gone once it is sent, so a request with one is made once. What may be repeated else is `replay`'s to
 //! say. Answers that are no JSON pass as they come ([`Passage`]), their end on record before the client sees it.
 
 use std::future::Future;

@@ -190,7 +190,7 @@ impl ToSql for Value {
         }
     }
 
-    /// Every value goes as its own [`kind`].
+    /// Every value goes as its own kind.
     fn accepts(_: &Type) -> bool {
         true
     }
