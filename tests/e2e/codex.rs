@@ -1,10 +1,11 @@
 //! The Codex CLI works through the gateway: a command it is told to run, its output sent back, the session resumed.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use waybill_simulator::Call;
+use waybill_simulator::{Action, Call, Control, Step};
 
 use crate::fleet::ready_when;
 use crate::program::{facts, installed, program, run};
@@ -32,6 +33,15 @@ impl Desk {
         std::fs::write(home.path().join("config.toml"), settings).expect("the settings can be written");
         run(program(Path::new("git"), home.path()).args(["init", "--quiet"]).arg(&project)).await;
         Self { home, outside: Wiretap::trap().await }
+    }
+
+    /// One whose provider is the gateway at `addr`.
+    async fn at(addr: SocketAddr) -> Self {
+        let section = format!(
+            "[model_providers.waybill]\nname = \"Waybill\"\nbase_url = \"http://{addr}/v1\"\nwire_api = \"responses\"\n\
+             env_key = \"WAYBILL_KEY\"\n"
+        );
+        Self::new("model_provider = \"waybill\"", &section).await
     }
 
     /// Runs `codex exec` in the project and gives what it tells, an event a line.
@@ -77,12 +87,7 @@ fn check_calls(world: &World, conversation: &str) {
 #[tokio::test]
 async fn codex_keeps_its_deployment_over_tool_calls_and_resume() {
     let mut world = World::start(Plan::of(&["a", "b", "c"])).await;
-    let section = format!(
-        "[model_providers.waybill]\nname = \"Waybill\"\nbase_url = \"http://{}/v1\"\nwire_api = \"responses\"\n\
-         env_key = \"WAYBILL_KEY\"\n",
-        world.addr()
-    );
-    let desk = Desk::new("model_provider = \"waybill\"", &section).await;
+    let desk = Desk::at(world.addr()).await;
     let conversations = [desk.converse().await, desk.converse().await];
     conversations.iter().for_each(|conversation| check_calls(&world, conversation));
     assert_eq!(desk.outside.notes(), Vec::<String>::new(), "Codex asked elsewhere");
@@ -117,12 +122,7 @@ async fn codex_falls_back_from_websocket_to_post() {
 async fn codex_goes_on_elsewhere_when_its_owner_is_gone() {
     let world = World::start(Plan::of(&["a", "b", "c"])).await;
     let wire = Wiretap::on(world.addr()).await;
-    let section = format!(
-        "[model_providers.waybill]\nname = \"Waybill\"\nbase_url = \"http://{}/v1\"\nwire_api = \"responses\"\n\
-         env_key = \"WAYBILL_KEY\"\n",
-        wire.addr
-    );
-    let desk = Desk::new("model_provider = \"waybill\"", &section).await;
+    let desk = Desk::at(wire.addr).await;
     let conversation = desk.converse().await;
     let owner = ["a", "b", "c"].into_iter().find(|name| !world.upstream(name).calls().is_empty());
     let owner = owner.expect("the conversation was served");
@@ -135,4 +135,29 @@ async fn codex_goes_on_elsewhere_when_its_owner_is_gone() {
     let answered = "POST /v1/responses HTTP/1.1 -> HTTP/1.1 200 OK";
     assert_eq!(wire.notes(), [answered; 4], "one request a step, and none again");
     assert_eq!((world.upstream(owner).calls().len(), world.calls().len()), (3, 4));
+}
+
+/// Issue 5: "the Codex CLI finishes a multi-turn tool task while a sibling deployment fails under it": whichever of two it
+/// is, and also the one that it was on, Codex asks once a step and notices nothing.
+#[tokio::test]
+async fn codex_finishes_its_task_while_a_sibling_fails() {
+    let fails = || Step::new([Action::status(503)]).standing();
+    for failing in ["a", "b"] {
+        // Nobody rests: the one that failed first is well again when the other one fails.
+        let plan = Plan::of(&["a", "b"]).settings("retry: { backoff_ms: 1 }\nhealth: { enabled: false }\n");
+        let world = World::start(plan).await;
+        world.upstream(failing).push(fails());
+        let wire = Wiretap::on(world.addr()).await;
+        let desk = Desk::at(wire.addr).await;
+        let conversation = desk.converse().await;
+        let (well, other) = if failing == "a" { ("b", "a") } else { ("a", "b") };
+        assert_eq!(world.upstream(well).calls().len(), 3);
+        world.upstream(well).push(fails());
+        world.upstream(other).apply(Control { clear_steps: true, ..Control::default() });
+        check_told(&desk.exec(&["resume", &conversation, "And what now?"]).await);
+        let answered = "POST /v1/responses HTTP/1.1 -> HTTP/1.1 200 OK";
+        assert_eq!(wire.notes(), [answered; 4], "one request a step, and none again");
+        let last = world.upstream(other).calls().pop().expect("the other one was called");
+        assert_eq!((last.status, last.terminal), (Some(200), true));
+    }
 }
