@@ -38,7 +38,7 @@ pub use rebuild::{Rebuild, Swapped};
 pub use verify::{TableSum, Verified, WorkError, verify};
 
 use crate::reader::Newer;
-use batch::{Batch, Fold, Place};
+use batch::{Batch, Fold, Place, ROWS, ROWS_UNSEEN};
 use generation::Wanted;
 pub use spent::Spent;
 use spent::timed;
@@ -391,8 +391,9 @@ impl PostgresProjector {
 
     /// The next batch; none where the log holds nothing more, or only what a newer program wrote.
     fn gather(&mut self) -> Result<Option<Batch>, Trouble> {
+        let rows = if self.standing.live { ROWS } else { ROWS_UNSEEN };
         let mut batch = Batch::behind(&self.fold.at);
-        while self.newer.is_none() && !batch.is_full() {
+        while self.newer.is_none() && !batch.is_full(rows) {
             let frames = match self.next_frames() {
                 Ok(frames) => frames,
                 Err(trouble) if batch.is_empty() => return Err(trouble),

@@ -15,9 +15,11 @@ use waybill_schema::time::Time;
 use super::spent::{Spent, timed};
 use crate::reader::{Newer, Read, each_fact, tell};
 
-/// Rows with which a batch goes to the store; more come with the frames that were read at once. The more, the more of a
-/// session's requests change its row together.
-const ROWS_MIN: usize = 16_000;
+/// Rows with which a batch goes to the store; more come with the frames that were read at once. One that waits for
+/// Postgres is held in memory.
+pub(super) const ROWS: usize = 2000;
+/// The same for a generation that nobody reads yet: the more, the more of a session's requests change its row together.
+pub(super) const ROWS_UNSEEN: usize = 16_000;
 /// Frames with which it goes even without rows, so that the checkpoint follows.
 const FRAMES_MIN: usize = 4096;
 /// Bytes of quarantined lines with which it goes.
@@ -77,11 +79,11 @@ impl Batch {
         self.n_frames == 0
     }
 
-    /// Whether it is worth a transaction, however much more the log holds.
-    pub(super) fn is_full(&self) -> bool {
+    /// Whether it is worth a transaction, however much more the log holds: with so many rows it is.
+    pub(super) fn is_full(&self, rows: usize) -> bool {
         let n_bytes: usize = self.quarantined.iter().map(|quarantined| quarantined.bytes.len()).sum();
         let n_rows = self.usage.len() + self.changes.len() + self.quarantined.len();
-        n_rows >= ROWS_MIN || self.n_frames >= FRAMES_MIN || n_bytes >= QUARANTINED_BYTES_MIN
+        n_rows >= rows || self.n_frames >= FRAMES_MIN || n_bytes >= QUARANTINED_BYTES_MIN
     }
 }
 

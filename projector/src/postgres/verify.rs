@@ -11,7 +11,7 @@ use tokio_postgres::Config;
 use waybill_events::log::{Cause, Log, ReadError, Seq};
 use waybill_schema::FOLD_VERSION;
 
-use super::batch::{Batch, Fold, Place};
+use super::batch::{Batch, Fold, Place, ROWS_UNSEEN};
 use super::snapshot::Snapshot;
 use super::store::StoreError;
 use super::table::{TABLES, Table};
@@ -184,7 +184,7 @@ fn fold_into(
 /// Folds on until a batch is full or the fold is at `end`, and no further.
 pub(super) fn gather(log: &mut dyn Log, fold: &mut Fold, end: Seq) -> Result<Batch, WorkError> {
     let mut batch = Batch::behind(&fold.at);
-    while !batch.is_full() && fold.at.seq < end {
+    while !batch.is_full(ROWS_UNSEEN) && fold.at.seq < end {
         let frames = log.read(fold.at.seq, READ_FRAMES_MAX)?;
         let before = fold.at.seq;
         frames.iter().take_while(|frame| frame.seq <= end).try_for_each(|frame| fold.take(frame, &mut batch))?;
