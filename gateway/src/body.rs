@@ -58,13 +58,21 @@ fn coding(headers: &HeaderMap) -> Result<Coding, Refusal> {
     Ok(coding)
 }
 
+/// The next piece of `body`; `None` at its end. Errors when it breaks off, or says nothing for `silence`.
+pub(crate) async fn next(body: &mut Incoming, silence: Duration) -> Result<Option<Bytes>, Refusal> {
+    loop {
+        let frame = tokio::time::timeout(silence, body.frame()).await.map_err(|_| Refusal::BodySilent)?;
+        let Some(frame) = frame else { return Ok(None) };
+        if let Ok(data) = frame.map_err(|_| Refusal::BodyUnread)?.into_data() {
+            return Ok(Some(data));
+        }
+    }
+}
+
 async fn collect(body: &mut Incoming, silence: Duration) -> Result<Bytes, Refusal> {
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
-    loop {
-        let frame = tokio::time::timeout(silence, body.frame()).await.map_err(|_| Refusal::BodySilent)?;
-        let Some(frame) = frame else { break };
-        let Ok(data) = frame.map_err(|_| Refusal::BodyUnread)?.into_data() else { continue };
+    while let Some(data) = next(body, silence).await? {
         if first.len() + all.len() + data.len() > REQUEST_BYTES_MAX {
             return Err(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX });
         }

@@ -226,6 +226,11 @@ impl Flight {
         self.deposit.as_mut()
     }
 
+    /// The caller's policy, where a template is bound to its key.
+    pub fn policy(&self) -> Option<&Policy> {
+        self.policy.as_deref()
+    }
+
     /// Sends so far.
     pub fn sends(&self) -> u16 {
         self.sends
@@ -543,7 +548,7 @@ impl Flight {
     }
 
     fn subject<'a>(&'a self, leg: &'a Leg) -> Subject<'a> {
-        Subject { policy: self.policy.as_deref(), pool: &leg.pool, model: self.model(leg) }
+        Subject { policy: self.policy(), pool: &leg.pool, model: self.model(leg) }
     }
 
     /// What is asked of the pool: the last target on the way to it, else what the client named.

@@ -4,7 +4,6 @@
 //! Such a body is gone once it is sent, so a request with one is made once. What may be repeated else is `replay`'s to
 //! say. Answers that are no JSON pass as they come ([`Passage`]), their end on record before the client sees it.
 
-use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,19 +14,20 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 use waybill_routing::classify::{self, Transport, Verdict};
 use waybill_routing::dispatch::{Committed, Replay};
 use waybill_routing::form::{Form, Watch};
 use waybill_routing::request::BadBody;
 use waybill_schema::event::{Class, Effect, Endpoint, Outcome};
 
-use crate::body::REQUEST_BYTES_MAX;
+use crate::body::{self, REQUEST_BYTES_MAX};
 use crate::flight::{Flight, Landing, Learnt};
 use crate::proxy::Arrived;
 use crate::refusal::Refusal;
+use crate::silence::Silence;
 use crate::vault::Gathering;
 
 /// How much of a form is read in search of its model. A form that is no longer is read whole.
@@ -145,9 +145,9 @@ pub(crate) async fn gather(
     }
     let mut bytes = BytesMut::new();
     loop {
-        let frame = tokio::time::timeout(silence, body.frame()).await.map_err(|_| Refusal::BodySilent)?;
-        let Some(frame) = frame else { return Ok(Gathered { bytes: bytes.freeze(), ended: true }) };
-        let Ok(data) = frame.map_err(|_| Refusal::BodyUnread)?.into_data() else { continue };
+        let Some(data) = body::next(body, silence).await? else {
+            return Ok(Gathered { bytes: bytes.freeze(), ended: true });
+        };
         bytes.extend_from_slice(&data);
         if bytes.len() > REQUEST_BYTES_MAX {
             return Err(too_large());
@@ -346,8 +346,9 @@ pub struct Passage {
     status: StatusCode,
     /// The answer so far, where it is to be kept.
     gathered: Option<Gathering>,
-    idle: Pin<Box<Sleep>>,
-    idle_limit: Duration,
+    silence: Silence,
+    /// When something came last.
+    last_read: Instant,
     ended: bool,
 }
 
@@ -361,10 +362,10 @@ impl Passage {
         (status, headers): (StatusCode, &HeaderMap),
         idle_limit: Duration,
     ) -> Self {
-        let idle = Box::pin(tokio::time::sleep(idle_limit));
+        let (silence, last_read) = (Silence::of(idle_limit), Instant::now());
         let mut gathered = flight.deposit().map(|_| Gathering::new(headers.get(CONTENT_TYPE).cloned()));
         gathered.iter_mut().for_each(|gathered| gathered.add(&first));
-        Self { first: Some(first), body, flight, status, gathered, idle, idle_limit, ended: false }
+        Self { first: Some(first), body, flight, status, gathered, silence, last_read, ended: false }
     }
 
     /// The next bytes for the client; an error where the upstream broke off or fell silent, so that the client's
@@ -376,7 +377,7 @@ impl Passage {
         while !self.ended {
             match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
-                    self.idle.as_mut().reset(Instant::now() + self.idle_limit);
+                    self.last_read = Instant::now();
                     if let Ok(data) = frame.into_data() {
                         self.gathered.iter_mut().for_each(|gathered| gathered.add(&data));
                         return Poll::Ready(Some(Ok(data)));
@@ -385,7 +386,7 @@ impl Passage {
                 Poll::Ready(Some(Err(_))) => return self.break_off(Transport::Cut),
                 Poll::Ready(None) => self.complete(),
                 Poll::Pending => {
-                    ready!(self.idle.as_mut().poll(cx));
+                    ready!(self.silence.poll(cx, self.last_read));
                     return self.break_off(Transport::IdleTimeout);
                 }
             }

@@ -108,7 +108,7 @@ impl Journey<'_> {
     fn limits(&self, flight: &Flight) -> Limits {
         let (held, strict) = (flight.hold().is_some(), flight.is_strict());
         let retry = &self.arrived.serving.config.retry;
-        let policy = self.arrived.serving.policy(&self.arrived.key.id);
+        let policy = flight.policy();
         Limits {
             max_attempts: policy.and_then(|policy| policy.max_attempts).unwrap_or(retry.max_attempts),
             retry_times: if retry.cross_channel && !held { retry.retry_times } else { 0 },
@@ -401,7 +401,7 @@ impl Journey<'_> {
         let committed = attempt.commit();
         let place = flight.place().cloned();
         let marks = |flight: &Flight, headers: &mut HeaderMap| {
-            let exposed = place.as_ref().filter(|_| self.exposes_route());
+            let exposed = place.as_ref().filter(|_| self.exposes_route(flight));
             self.mark(flight, headers, exposed.map(|place| place.deployment.as_str()));
         };
         match answer {
@@ -519,9 +519,8 @@ impl Journey<'_> {
     }
 
     /// Whether the caller may know who served: its key says so, or its template.
-    fn exposes_route(&self) -> bool {
-        let key = &self.arrived.key;
-        key.expose_route || self.arrived.serving.policy(&key.id).is_some_and(|policy| policy.expose_route)
+    fn exposes_route(&self, flight: &Flight) -> bool {
+        self.arrived.key.expose_route || flight.policy().is_some_and(|policy| policy.expose_route)
     }
 
     fn mark(&self, flight: &Flight, headers: &mut HeaderMap, deployment: Option<&str>) {

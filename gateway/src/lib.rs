@@ -14,6 +14,7 @@ pub mod journey;
 pub mod failure;
 pub mod flight;
 pub mod relay;
+mod silence;
 pub mod answer;
 pub mod refusal;
 pub mod models;

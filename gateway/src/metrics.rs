@@ -85,7 +85,7 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts a request that ended.
     pub fn request(&self, endpoint: Endpoint, outcome: Outcome, latency_ms: u64) {
-        let labels = OfRequest { endpoint: endpoint_name(endpoint), outcome: outcome_name(outcome) };
+        let labels = OfRequest { endpoint: endpoint.word(), outcome: outcome_name(outcome) };
         self.requests.get_or_create(&labels).inc();
         self.latency.observe(std::time::Duration::from_millis(latency_ms).as_secs_f64());
     }
@@ -116,26 +116,6 @@ impl Metrics {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string takes every write");
         text
-    }
-}
-
-fn endpoint_name(endpoint: Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Chat => "chat",
-        Endpoint::Responses => "responses",
-        Endpoint::Messages => "messages",
-        Endpoint::CountTokens => "count_tokens",
-        Endpoint::Embeddings => "embeddings",
-        Endpoint::Completions => "completions",
-        Endpoint::ImageGenerations => "image_generations",
-        Endpoint::ImageEdits => "image_edits",
-        Endpoint::Speech => "speech",
-        Endpoint::Transcriptions => "transcriptions",
-        Endpoint::Translations => "translations",
-        Endpoint::Videos => "videos",
-        Endpoint::Music => "music",
-        Endpoint::Moderations => "moderations",
-        Endpoint::Rerank => "rerank",
     }
 }
 

@@ -5,7 +5,6 @@
 //! polled by the connection, so a client that leaves drops it, and with it the upstream call.
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -13,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::Body;
 use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 use waybill_routing::classify::{self, Transport, UpstreamError, Verdict};
 use waybill_routing::dispatch::Committed;
 use waybill_routing::observe::{Frame, Observer, Terminal};
@@ -24,6 +23,7 @@ use waybill_schema::time::Time;
 use crate::continuation::Seal;
 use crate::failure::about_the_gateway;
 use crate::flight::{Flight, Landing, Learnt, Seen};
+use crate::silence::Silence;
 
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
 const CHARS_PER_TOKEN: u64 = 4;
@@ -161,8 +161,7 @@ pub struct Relay {
     /// What must have come about before the last event goes out, and that event.
     seal: Option<Seal>,
     last: Bytes,
-    idle: Pin<Box<Sleep>>,
-    idle_limit: Duration,
+    silence: Silence,
     /// When the client last took something: a feed that nobody reads is not silent.
     last_taken: Instant,
     ended: bool,
@@ -180,15 +179,13 @@ impl Relay {
         ready: VecDeque<Bytes>,
         idle_limit: Duration,
     ) -> Self {
-        let idle = Box::pin(tokio::time::sleep(idle_limit));
         Self {
             feed,
             flight,
             ready,
             seal: None,
             last: Bytes::new(),
-            idle,
-            idle_limit,
+            silence: Silence::of(idle_limit),
             last_taken: Instant::now(),
             ended: false,
             gathered: 0,
@@ -326,17 +323,11 @@ impl Relay {
         self.ready.push_back(bytes);
     }
 
-    /// Waits until the feed has been silent for too long; bytes since then move the alarm.
+    /// Waits until the feed has been silent for too long.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            std::task::ready!(self.idle.as_mut().poll(cx));
-            let alarm = self.feed.last_read.max(self.last_taken) + self.idle_limit;
-            if alarm <= Instant::now() {
-                self.break_off(Transport::IdleTimeout);
-                return Poll::Ready(());
-            }
-            self.idle.as_mut().reset(alarm);
-        }
+        std::task::ready!(self.silence.poll(cx, self.feed.last_read.max(self.last_taken)));
+        self.break_off(Transport::IdleTimeout);
+        Poll::Ready(())
     }
 }
 

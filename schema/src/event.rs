@@ -142,6 +142,27 @@ impl Endpoint {
         Self::Rerank,
     ];
 
+    /// The word for it in the log, in keys and in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::CountTokens => "count_tokens",
+            Self::Embeddings => "embeddings",
+            Self::Completions => "completions",
+            Self::ImageGenerations => "image_generations",
+            Self::ImageEdits => "image_edits",
+            Self::Speech => "speech",
+            Self::Transcriptions => "transcriptions",
+            Self::Translations => "translations",
+            Self::Videos => "videos",
+            Self::Music => "music",
+            Self::Moderations => "moderations",
+            Self::Rerank => "rerank",
+        }
+    }
+
     /// The path, after the base that ends in `/v1`.
     pub fn path(self) -> &'static str {
         match self {

@@ -5,7 +5,7 @@
 //! of its own beside it.
 
 use serde_json::value::RawValue;
-use waybill_schema::event::{Affinity, Event, Tokens};
+use waybill_schema::event::{Affinity, Endpoint, Event, Tokens};
 use waybill_schema::frame::{Body, Line, LineError};
 use waybill_schema::upcast::DecodeError;
 
@@ -96,4 +96,11 @@ fn a_revision_keeps_a_writer_whose_name_holds_colons() {
     let Event::Selection(selection) = event("selection", 2) else { panic!("not a selection") };
     let Some(Affinity::Skipped(read)) = selection.choice.map(|choice| choice.affinity) else { panic!("not skipped") };
     assert_eq!((read.revision.writer.as_str(), read.revision.epoch, read.revision.number), ("host:8080", 7, 12));
+}
+
+#[test]
+fn an_endpoint_has_one_word() {
+    for endpoint in Endpoint::ALL {
+        assert_eq!(serde_json::to_value(endpoint).expect("a word is JSON"), endpoint.word());
+    }
 }

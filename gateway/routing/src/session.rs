@@ -345,23 +345,12 @@ fn user_or_bucket(inbound: &Inbound<'_>, whose: &Whose<'_>) -> Option<(KeyType, 
 impl Whose<'_> {
     /// `{scope}:lg:{group}:m:{model}:{endpoint}:{kind}:{id}`, with `:` and `%` inside a part escaped.
     fn key_of(&self, by: KeyType, id: &str) -> AffinityKey {
+        // Counting tokens is a part of talking: it asks the deployment that will be talked to.
         let endpoint = match self.endpoint {
-            Endpoint::Chat => "chat",
-            Endpoint::Responses => "responses",
-            // Counting tokens is a part of talking: it asks the deployment that will be talked to.
-            Endpoint::Messages | Endpoint::CountTokens => "messages",
-            Endpoint::Embeddings => "embeddings",
-            Endpoint::Completions => "completions",
-            Endpoint::ImageGenerations => "image_generations",
-            Endpoint::ImageEdits => "image_edits",
-            Endpoint::Speech => "speech",
-            Endpoint::Transcriptions => "transcriptions",
-            Endpoint::Translations => "translations",
-            Endpoint::Videos => "videos",
-            Endpoint::Music => "music",
-            Endpoint::Moderations => "moderations",
-            Endpoint::Rerank => "rerank",
+            Endpoint::CountTokens => Endpoint::Messages,
+            own => own,
         };
+        let endpoint = endpoint.word();
         let kind = match by {
             KeyType::Conv => "conv",
             KeyType::Sess => "sess",
