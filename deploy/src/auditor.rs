@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use waybill_events::jetstream::JetstreamLog;
+use waybill_gateway::metrics;
 use waybill_gateway::server::Readiness;
 
 use crate::follow::Follower;
@@ -54,5 +55,5 @@ fn figures(standing: &Standing) -> String {
     let mut registry = Registry::with_prefix("waybill_auditor");
     let applied = ConstGauge::new(i64::from(standing.is_well()));
     registry.register("catalogue_applied", "1 while the log holds the catalogue of the file, else 0", applied);
-    service::open_metrics(&registry)
+    metrics::text_of(&registry)
 }

@@ -15,6 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 use waybill_events::archive::{Archive, Archived};
 use waybill_events::jetstream::JetstreamLog;
 use waybill_events::log::Log;
+use waybill_gateway::metrics;
 use waybill_gateway::server::Readiness;
 use waybill_projector::postgres::{self, Begin, Phase, PostgresProjector};
 use waybill_projector::redis::{self, Projection, RECORDS_MAX};
@@ -234,7 +235,7 @@ fn figures(projections: &[Told]) -> String {
         lag.get_or_create(&Of { store: told.store }).set(Duration::from_millis(told.lag_ms).as_secs_f64());
     }
     registry.register_with_unit("lag", "How old what the store covers is, where it lags", Unit::Seconds, lag);
-    service::open_metrics(&registry)
+    metrics::text_of(&registry)
 }
 
 /// A figure by its name, with what it says.

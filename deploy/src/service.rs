@@ -11,7 +11,6 @@ use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
 use axum::Router;
 use axum::routing::get;
-use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -128,13 +127,6 @@ pub(crate) async fn attend(
 /// The page `/metrics` of a process that tells its `figures`.
 pub(crate) fn metrics(figures: impl Fn() -> String + Clone + Send + Sync + 'static) -> Router {
     Router::new().route("/metrics", get(move || std::future::ready(server::open_metrics(figures()))))
-}
-
-/// The figures of `registry` as `/metrics` shows them.
-pub(crate) fn open_metrics(registry: &Registry) -> String {
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, registry).expect("a string takes every write");
-    text
 }
 
 /// Binds `listen`, or else what the configuration says.

@@ -4,6 +4,7 @@
 use anyhow::bail;
 use serde::Serialize;
 use waybill_auditor::verify::{Verified, verify};
+use waybill_events::log::Log;
 use waybill_projector::finding::Findings;
 use waybill_projector::{embedded, postgres, redis};
 use waybill_schema::config::Config;
@@ -22,9 +23,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let place = &args.whole.place;
     let config = place.config()?;
-    let log = verify(args.whole.open()?.as_mut())?;
+    let mut whole = args.whole.open()?;
+    let log = verify(whole.as_mut())?;
     let stores = match &config {
-        Some(config) if config.log.is_some() => shared(&args.whole, config)?,
+        Some(config) if config.log.is_some() => shared(whole.as_mut(), config)?,
         Some(_) | None => vec![Look::Embedded(embedded::verify(&data::existing_log_file(place.data())?)?)],
     };
     let report = Report { log, stores };
@@ -39,17 +41,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// The stores of many gateways, as far as the configuration names them.
-fn shared(whole: &Whole, config: &Config) -> anyhow::Result<Vec<Look>> {
+fn shared(log: &mut dyn Log, config: &Config) -> anyhow::Result<Vec<Look>> {
     let mut looks = Vec::new();
     if let Some(usage) = &config.usage {
         let mut progress = Progress::of("postgres");
-        let found = postgres::verify(whole.open()?.as_mut(), &usage.postgres, &mut |seq| progress.reach(seq))?;
+        let found = postgres::verify(log, &usage.postgres, &mut |seq| progress.reach(seq))?;
         looks.push(found.map_or(Look::None { missing: "postgres" }, Look::Postgres));
     }
     if let Some(state) = &config.state {
         let mut progress = Progress::of("redis");
         let settings = projector::shared_state(state);
-        let found = redis::verify(whole.open()?.as_mut(), &settings, &mut |seq| progress.reach(seq))?;
+        let found = redis::verify(log, &settings, &mut |seq| progress.reach(seq))?;
         looks.push(found.map_or(Look::None { missing: "redis" }, Look::Redis));
     }
     Ok(looks)

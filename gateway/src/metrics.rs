@@ -113,10 +113,15 @@ impl Metrics {
 
     /// All counters as OpenMetrics text.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string takes every write");
-        text
+        text_of(&self.registry)
     }
+}
+
+/// The figures of `registry` as OpenMetrics text.
+pub fn text_of(registry: &Registry) -> String {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).expect("a string takes every write");
+    text
 }
 
 fn outcome_name(outcome: Outcome) -> &'static str {
