@@ -29,11 +29,11 @@ use crate::spool::{FindError, Gauge, Orphans, Reader, SpoolError, Stop, Stopper,
 
 /// How long facts may gather between two appends.
 pub const GATHER: Duration = Duration::from_millis(100);
-/// So many facts, or bytes of them, are worth an append before that time is over: eight full frames.
-const FACTS_WORTH: u64 = 8 * FRAME_FACTS_MAX as u64;
-const BYTES_WORTH: u64 = 8 * FRAME_BYTES_MAX as u64;
 /// At most this many frames are appended at once.
 pub const FRAMES_MAX: usize = 16;
+/// So many facts, or bytes of them, are worth an append before that time is over: as many as one takes.
+const FACTS_WORTH: u64 = FRAMES_MAX as u64 * FRAME_FACTS_MAX as u64;
+const BYTES_WORTH: u64 = FRAMES_MAX as u64 * FRAME_BYTES_MAX as u64;
 /// The first wait after the log was unavailable; it doubles with each failure.
 pub const RETRY_MIN: Duration = Duration::from_millis(10);
 /// The longest wait before the log is tried again.

@@ -26,10 +26,11 @@ use zstd::bulk::Compressor;
 use crate::log::{AppendError, Appended, Last, Log, ReadError, Seq, StoredFrame};
 
 /// The size of a page of a new file, in bytes. Every request of a commit touches another page of the index of sessions,
-/// and a page is written whole, first into the write-ahead log and then into the file: larger ones cost more CPU.
-const PAGE_BYTES: u32 = 4 << 10;
+/// and a page is written whole, first into the write-ahead log and then into the file: larger ones cost more CPU there.
+/// Smaller ones cost more where rows come one after the other.
+const PAGE_BYTES: u32 = 8 << 10;
 /// Pages in the write-ahead log (64 MiB of them) after which they are moved into the file, which waits for the disk.
-const WAL_PAGES: u32 = 16 << 10;
+const WAL_PAGES: u32 = 8 << 10;
 /// A frame of at most so many bytes rests as its own text, for people with nothing but SQLite.
 pub const PLAIN_BYTES_MAX: usize = 4 << 10;
 /// What a compressed frame begins with (RFC 8878, section 3.1.1); a frame's own text begins with `{`.
@@ -41,11 +42,11 @@ const FRAME_BYTES_MAX: usize = 2 * crate::spool::RECORD_BYTES_MAX;
 /// How long a statement waits for another process that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Folds a frame into rows, inside the transaction that appends it.
+/// Folds frames into rows, inside the transaction that appends them.
 ///
-/// Where that transaction fails afterwards, the same frame comes again: what a fold keeps outside the transaction
+/// Where that transaction fails afterwards, the same frames come again: what a fold keeps outside the transaction
 /// must bear this.
-pub type Fold = Box<dyn FnMut(&Transaction<'_>, &StoredFrame) -> Result<(), rusqlite::Error> + Send>;
+pub type Fold = Box<dyn FnMut(&Transaction<'_>, &[StoredFrame]) -> Result<(), rusqlite::Error> + Send>;
 
 /// Why the file cannot be opened as a log.
 #[derive(Debug, thiserror::Error)]
@@ -133,12 +134,11 @@ impl Log for SqliteLog {
         let mut appended = Vec::with_capacity(frames.len());
         for frame in frames {
             let seq = insert(&transaction, frame, &mut self.packer, sent)?;
-            let stored = StoredFrame { seq, stored: sent, sent, bytes: frame.bytes.clone() };
-            (self.fold)(&transaction, &stored).map_err(failed)?;
-            appended.push(Appended { seq: stored.seq });
+            appended.push(StoredFrame { seq, stored: sent, sent, bytes: frame.bytes.clone() });
         }
+        (self.fold)(&transaction, &appended).map_err(failed)?;
         transaction.commit().map_err(failed)?;
-        Ok(appended)
+        Ok(appended.into_iter().map(|frame| Appended { seq: frame.seq }).collect())
     }
 
     fn last(&mut self, writer: &WriterId) -> Result<Option<Last>, ReadError> {

@@ -3,10 +3,11 @@
 //! What it keeps in memory (the gate, the requests under way) is a fold of the log too: [`open`] builds it again in
 //! one pass that also gives the routing state and the catalogue, so a start decodes every fact once. Where an append
 //! fails after its frames were folded, their effect in memory is taken back before the next one.
+//!
+//! The frames of an append are folded together: a session that many of them change is read and written once.
 
 mod verify;
 
-use std::collections::VecDeque;
 use std::path::Path;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
@@ -21,9 +22,6 @@ pub use verify::{TableSum, Verified, verify};
 
 use crate::reader::{Newer, Read, each_fact, tell};
 use crate::rows::{self, Checkpoint};
-
-/// At least as many frames as one append may hold can be taken back without reading the log again.
-pub const STEPS_MAX: usize = 64;
 
 /// Why a frame cannot be projected.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +74,7 @@ pub fn open(path: &Path) -> Result<(SqliteLog, Start), OpenError> {
     let log = SqliteLog::open(path, Box::new(|_, _| Ok(())))?;
     let (mut projector, start) = EmbeddedProjector::resume(log.connection())?;
     drop(log);
-    let log = SqliteLog::open(path, Box::new(move |transaction, frame| projector.fold(transaction, frame)))?;
+    let log = SqliteLog::open(path, Box::new(move |transaction, frames| projector.fold(transaction, frames)))?;
     Ok((log, start))
 }
 
@@ -119,11 +117,11 @@ pub struct EmbeddedProjector {
     usage: UsageFold,
     /// The last frame folded.
     at: Checkpoint,
-    /// What the last frames changed, in order: their transaction may yet fail.
-    steps: VecDeque<Step>,
+    /// What the frames of the last transaction changed, in order: it may have failed.
+    steps: Vec<Step>,
 }
 
-/// How to go back to before a frame.
+/// How to go back to before a run of frames.
 #[derive(Debug)]
 struct Step {
     at: Checkpoint,
@@ -161,38 +159,37 @@ impl EmbeddedProjector {
         let (gate, usage, seq) = (fold.gate.clone(), std::mem::take(&mut fold.usage), Seq(replay.seq));
         let n_quarantined = n_quarantined.unsigned_abs();
         let start = Start { fold, n_quarantined, seq, rebuilt };
-        Ok((Self { gate, usage, at, steps: VecDeque::new() }, start))
+        Ok((Self { gate, usage, at, steps: Vec::new() }, start))
     }
 
-    /// Projects a frame that is being appended, in the transaction that appends it.
+    /// Projects frames that are being appended, in the transaction that appends them.
     ///
-    /// Frames that were appended past this projector since its last one are folded first.
-    pub fn fold(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame) -> Result<(), rusqlite::Error> {
+    /// Frames that were appended past this projector since its last ones are folded first.
+    pub fn fold(&mut self, transaction: &Transaction<'_>, frames: &[StoredFrame]) -> Result<(), rusqlite::Error> {
+        let Some(first) = frames.first() else { return Ok(()) };
         let covered = Checkpoint::read(transaction, "main")?.unwrap_or_default();
         self.go_back_to(&covered, transaction)?;
-        if self.at.seq + 1 < frame.seq.0 {
-            for missed in frames_between(transaction, self.at.seq, frame.seq.0)? {
-                self.step(transaction, &missed, covered.seq)?;
-            }
+        if self.at.seq + 1 < first.seq.0 {
+            let missed = frames_between(transaction, self.at.seq, first.seq.0)?;
+            self.step(transaction, &missed, covered.seq)?;
         }
-        Ok(self.step(transaction, frame, covered.seq)?)
+        Ok(self.step(transaction, frames, covered.seq)?)
     }
 
-    /// Folds one frame, and writes its rows where they are not `covered` yet.
-    fn step(&mut self, transaction: &Transaction<'_>, frame: &StoredFrame, covered: u64) -> Result<(), ProjectError> {
-        let at = std::mem::replace(&mut self.at, Checkpoint::of(frame.seq.0, String::new()));
-        let mut step = Step { at, gate: self.gate.clone(), journal: Journal::default() };
-        let projected = self.project(transaction, frame, covered, &mut step.journal);
-        self.steps.push_back(step);
-        if self.steps.len() > STEPS_MAX {
-            self.steps.pop_front();
+    /// Folds a run of frames, and writes the rows of those that are not `covered` yet.
+    fn step(
+        &mut self,
+        transaction: &Transaction<'_>,
+        frames: &[StoredFrame],
+        covered: u64,
+    ) -> Result<(), ProjectError> {
+        let journal = Journal::behind(self.at.seq);
+        self.steps.push(Step { at: self.at.clone(), gate: self.gate.clone(), journal });
+        let mut rows = Vec::new();
+        for frame in frames {
+            self.project(transaction, frame, covered, &mut rows)?;
         }
-        let (rows, sum) = projected?;
-        self.at = match sum {
-            Some(sum) => Checkpoint::of(frame.seq.0, sum),
-            None => Checkpoint::at(transaction, frame.seq.0)?,
-        };
-        if frame.seq.0 > covered {
+        if self.at.seq > covered {
             write(transaction, &rows)?;
             self.at.write(transaction)?;
         }
@@ -203,11 +200,12 @@ impl EmbeddedProjector {
     fn go_back_to(&mut self, covered: &Checkpoint, transaction: &Transaction<'_>) -> Result<(), ProjectError> {
         let astray = |at: &Checkpoint| at.seq > covered.seq || (at.seq == covered.seq && at.sum != covered.sum);
         while astray(&self.at)
-            && let Some(step) = self.steps.pop_back()
+            && let Some(step) = self.steps.pop()
         {
             self.usage.take_back(step.journal);
             (self.gate, self.at) = (step.gate, step.at);
         }
+        self.steps.clear();
         if astray(&self.at) {
             let mut replay = Replay::default();
             replay.run(transaction, covered.seq, covered.seq)?;
@@ -216,22 +214,25 @@ impl EmbeddedProjector {
         Ok(())
     }
 
+    /// Folds one frame, and puts its rows at the end of `rows` where they are not `covered` yet.
     fn project(
         &mut self,
         transaction: &Transaction<'_>,
         stored: &StoredFrame,
         covered: u64,
-        journal: &mut Journal,
-    ) -> Result<(Vec<Row>, Option<String>), ProjectError> {
-        let Self { gate, usage, .. } = self;
-        let fresh = stored.seq.0 > covered;
-        let mut rows = Vec::new();
+        rows: &mut Vec<Row>,
+    ) -> Result<(), ProjectError> {
+        let Self { gate, usage, at, steps } = self;
+        let journal = &mut steps.last_mut().expect("a step was begun").journal;
+        let seq = stored.seq.0;
+        *at = Checkpoint::of(seq, String::new());
+        let fresh = seq > covered;
         let sum = each_fact::<ProjectError>(stored, |read| {
             match read {
                 Read::Fact(fact) => {
                     let verdict = gate.admit(&fact);
                     if verdict.folds() {
-                        usage.apply_noting(&fact, stored.seq.0, &mut rows, journal);
+                        usage.apply_noting(&fact, seq, rows, journal);
                     }
                     if verdict.folds() && fresh {
                         own(transaction, &fact)?;
@@ -241,7 +242,7 @@ impl EmbeddedProjector {
                 Read::Unread(unread) => {
                     tell(&gate.pass_over(&unread.revision));
                     if fresh {
-                        rows::quarantine(transaction, stored.seq.0, unread)?;
+                        rows::quarantine(transaction, seq, unread)?;
                     }
                 }
                 Read::NoFrame(error) if fresh => rows::quarantine_frame(transaction, stored, &error)?,
@@ -249,7 +250,14 @@ impl EmbeddedProjector {
             }
             Ok(())
         })?;
-        Ok((rows, sum))
+        if !fresh {
+            rows.clear();
+        }
+        self.at = match sum {
+            Some(sum) => Checkpoint::of(seq, sum),
+            None => Checkpoint::at(transaction, seq)?,
+        };
+        Ok(())
     }
 }
 
@@ -683,14 +691,12 @@ mod tests {
         for n in [1, 3, 2, 3] {
             let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
                 .expect("a transaction can begin");
-            for frame in &stored[..n] {
-                projector.fold(&transaction, frame).expect("the frame can be folded");
-            }
+            projector.fold(&transaction, &stored[..n]).expect("the frames can be folded");
             transaction.rollback().expect("the transaction can be rolled back");
         }
         let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
             .expect("a transaction can begin");
-        stored.iter().for_each(|frame| projector.fold(&transaction, frame).expect("the frame can be folded"));
+        projector.fold(&transaction, &stored).expect("the frames can be folded");
         transaction.commit().expect("the transaction can be committed");
         let n: i64 = log
             .connection()
@@ -721,32 +727,22 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_transaction_longer_than_the_steps_kept_is_folded_anew_from_the_log() {
+    fn rows_that_somebody_removed_are_made_anew_from_the_log() {
         let mut store = Store::new();
         failed_over(&mut store);
-        let (path, at) = (store.dir.path().join("waybill.db"), Seq(6));
+        let expected = store.everything();
         let (mut projector, _) = EmbeddedProjector::resume(store.log.connection()).expect("the log can be folded");
-        let mut log = SqliteLog::open(&path, Box::new(|_, _| Ok(()))).expect("the file opens");
-        let n = STEPS_MAX + 1;
-        let facts: Vec<Fact> = (0..n)
-            .flat_map(|n| {
-                let (gw, request) = (&mut store.gateway, format!("q-{n}"));
-                [gw.selects(200, &request, 1, "a"), gw.ends_send(250, &request, 1, Class::Success)]
-            })
-            .collect();
-        let frames: Vec<Frame> = facts.chunks(2).map(|facts| store.gateway.seals(facts)).collect();
-        log.append(&frames, Some(at), Time(0)).expect("the log takes the frames");
-        let stored = log.read(at, n).expect("the log can be read");
-        for kept in [false, true] {
-            let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
-                .expect("a transaction can begin");
-            stored.iter().for_each(|frame| projector.fold(&transaction, frame).expect("the frame can be folded"));
-            if kept {
-                transaction.commit().expect("the transaction can be committed");
-            }
-        }
-        let sends = store.rows("SELECT count(*) FROM usage_attempts WHERE request_id LIKE 'q-%'");
-        assert_eq!((sends, projector.usage.n_open()), (vec![n.to_string()], n));
+        let fact = store.gateway.starts(300);
+        store.tell(&[fact]);
+        let stored = store.log.read(Seq(6), 1).expect("the log can be read");
+        let connection = store.log.connection();
+        rows::clear(connection).expect("the rows can be removed");
+        let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate);
+        let transaction = transaction.expect("a transaction can begin");
+        projector.fold(&transaction, &stored).expect("the frames can be folded");
+        transaction.commit().expect("the transaction can be committed");
+        let but_checkpoint = |rows: Vec<String>| rows.split_last().map(|(_, rows)| rows.to_vec());
+        assert_eq!(but_checkpoint(store.everything()), but_checkpoint(expected));
     }
 
     #[test]

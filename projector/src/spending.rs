@@ -1,7 +1,7 @@
 //! Spending: what each key has used, by day, summed up from the usage rows as they come.
 //!
-//! Rows are written once and in the order of the log, so what was read up to a frame is never read again. Where the
-//! rows begin anew (another generation, a log that lost its end), so does the sum.
+//! Rows are written once and in the order of the log, so what was read is never read again. Where the rows begin anew
+//! (another generation, a log that lost its end), so does the sum.
 
 mod postgres;
 
@@ -19,7 +19,8 @@ const DAY_MS: i64 = 86_400_000;
 /// What each key has used since the month began.
 #[derive(Debug, Default)]
 pub struct Spending {
-    /// The frame up to which rows were read, and the generation they were read from.
+    /// How far rows were read, and the generation they were read from: by the frames in which their requests ended in
+    /// Postgres, by their own order in the embedded store.
     after: (i64, i32),
     days: BTreeMap<(KeyId, i64), Used>,
 }
@@ -42,15 +43,15 @@ impl Spending {
 
     /// Reads what is new in the embedded store.
     pub fn read(&mut self, connection: &Connection, now: Time) -> Result<(), rusqlite::Error> {
-        // One transaction, so that the rows are those that the checkpoint covers.
         let transaction = connection.unchecked_transaction()?;
-        let head = transaction.query_row("SELECT coalesce(max(seq), 0) FROM checkpoints", [], |row| row.get(0))?;
+        let head = "SELECT coalesce(max(rowid), 0) FROM usage_events";
+        let head = transaction.query_row(head, [], |row| row.get(0))?;
         let begin = self.begin_read(head, 0, now);
         let mut statement = transaction.prepare_cached(
             "SELECT e.key_id, e.ended / 86400000, sum(coalesce(a.input, 0) + coalesce(a.output, 0)),
                     sum(coalesce(a.cost_nano, 0))
              FROM usage_events e JOIN usage_attempts a ON a.request_id = e.request_id
-             WHERE e.seq_last > ?1 AND e.seq_last <= ?2 AND e.ended >= ?3 GROUP BY 1, 2",
+             WHERE e.rowid > ?1 AND e.rowid <= ?2 AND e.ended >= ?3 GROUP BY 1, 2",
         )?;
         let mut rows = statement.query((self.after.0, head, begin.0))?;
         let mut read = Vec::new();
@@ -108,8 +109,6 @@ mod tests {
                         ?3, ?3, NULL, NULL, NULL, 0, ?4, NULL)";
             connection.execute(send, (&request, n, tokens, cost)).expect("the row fits");
         }
-        let checkpoint = "INSERT OR REPLACE INTO checkpoints VALUES ('usage', ?1, '', 1)";
-        connection.execute(checkpoint, [seq]).expect("the row fits");
     }
 
     fn told(spending: &Spending, period: Period, at: i64) -> String {
@@ -139,9 +138,21 @@ mod tests {
         assert_eq!(told(&spending, Period::Month, NOON + DAY_MS), "", "March begins");
     }
 
+    /// The row of an abandoned request is written when its writer's end is known, and bears the frame of its last sign.
+    #[test]
+    fn a_row_that_comes_late_counts() {
+        let (connection, mut spending) = (store(), Spending::default());
+        for seq in [7, 3, 8] {
+            ended(&connection, seq, "a", NOON, &[(Some(5), Some(1))]);
+            spending.read(&connection, Time(NOON)).expect("the rows can be read");
+        }
+        assert_eq!(told(&spending, Period::Month, NOON), "a 30 3");
+    }
+
     #[test]
     fn a_log_that_begins_anew_is_summed_up_anew() {
         let (connection, mut spending) = (store(), Spending::default());
+        ended(&connection, 8, "a", NOON, &[(Some(50), None)]);
         ended(&connection, 9, "a", NOON, &[(Some(50), None)]);
         spending.read(&connection, Time(NOON)).expect("the rows can be read");
         connection.execute_batch("DELETE FROM usage_events; DELETE FROM usage_attempts;").expect("rows can be deleted");

@@ -5,7 +5,6 @@ pub const SQLITE_MIGRATIONS: &[(&str, &str)] = &[
     ("V1__log_and_usage", include_str!("../migrations/V1__log_and_usage.sql")),
     ("V2__sessions", include_str!("../migrations/V2__sessions.sql")),
     ("V3__response_owners", include_str!("../migrations/V3__response_owners.sql")),
-    ("V4__spending", include_str!("../migrations/V4__spending.sql")),
 ];
 
 /// The migrations of the Postgres schema [`POSTGRES_SCHEMA`].

@@ -25,12 +25,12 @@ fn frame(link: Link, number: u64) -> Frame {
 }
 
 #[test]
-fn the_fold_sees_each_frame_in_the_transaction_that_stores_it() {
+fn the_fold_sees_all_frames_in_the_transaction_that_stores_them() {
     let dir = tempfile::tempdir().unwrap();
     let (tell, told) = sync_channel(10);
-    let fold = move |transaction: &rusqlite::Transaction<'_>, stored: &waybill_events::log::StoredFrame| {
+    let fold = move |transaction: &rusqlite::Transaction<'_>, stored: &[waybill_events::log::StoredFrame]| {
         let seq: i64 = transaction.query_row("SELECT max(seq) FROM frames", [], |row| row.get(0))?;
-        tell.send((seq.unsigned_abs(), stored.clone())).unwrap();
+        tell.send((seq, stored.to_vec())).unwrap();
         Ok(())
     };
     let mut log = SqliteLog::open(&dir.path().join("log.sqlite"), Box::new(fold)).unwrap();
@@ -39,16 +39,16 @@ fn the_fold_sees_each_frame_in_the_transaction_that_stores_it() {
     log.append(&[first, second], None, Time(5)).unwrap();
     let read = log.read(Seq::START, 10).unwrap();
     let seen: Vec<_> = told.try_iter().collect();
-    assert_eq!(seen, read.into_iter().map(|stored| (stored.seq.0, stored)).collect::<Vec<_>>());
+    assert_eq!(seen, [(2, read)]);
 }
 
 #[test]
 fn a_fold_that_fails_stores_neither_frames_nor_rows() {
     let dir = tempfile::tempdir().unwrap();
-    let fold = |transaction: &rusqlite::Transaction<'_>, stored: &waybill_events::log::StoredFrame| {
+    let fold = |transaction: &rusqlite::Transaction<'_>, stored: &[waybill_events::log::StoredFrame]| {
         let row = "INSERT INTO quarantine (seq, line, why, bytes) VALUES (?1, 0, 'test', x'')";
-        transaction.execute(row, [i64::try_from(stored.seq.0).unwrap()])?;
-        if stored.seq.0 == 2 { Err(rusqlite::Error::InvalidQuery) } else { Ok(()) }
+        transaction.execute(row, [i64::try_from(stored[0].seq.0).unwrap()])?;
+        if stored.len() == 2 { Err(rusqlite::Error::InvalidQuery) } else { Ok(()) }
     };
     let mut log = SqliteLog::open(&dir.path().join("log.sqlite"), Box::new(fold)).unwrap();
     let first = frame(Link::start(), 1);

@@ -189,7 +189,7 @@ mod tests {
             let mut rows = Vec::new();
             facts[..cut].iter().for_each(|fact| usage.apply(fact, 1, &mut rows));
             let before = usage.clone();
-            let mut journal = Journal::default();
+            let mut journal = Journal::behind(1);
             facts[cut..].iter().for_each(|fact| usage.apply_noting(fact, 2, &mut rows, &mut journal));
             usage.take_back(journal);
             prop_assert_eq!(usage, before);

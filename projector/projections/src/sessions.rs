@@ -131,9 +131,33 @@ impl Session {
         };
         self.requests = sum(self.requests, other.requests);
         self.failed = sum(self.failed, other.failed);
-        add_names(&mut self.models, other.models);
-        add_names(&mut self.deployments, other.deployments);
+        other.models.into_iter().for_each(|name| add_name(&mut self.models, name.into()));
+        other.deployments.into_iter().for_each(|name| add_name(&mut self.deployments, name.into()));
         self.totals.add(&other.totals);
+    }
+
+    fn take_request(&mut self, row: &UsageEvent, text: Text) {
+        self.requests = sum(self.requests, 1);
+        self.failed = sum(self.failed, u64::from(row.outcome != Outcome::Success));
+        add_name(&mut self.models, text(row.context.model.as_str()));
+        row.used.deployments.iter().for_each(|name| add_name(&mut self.deployments, text(name.as_str())));
+        self.totals.add(&row.used.totals);
+        let activity = Activity {
+            started: row.started.clamp(Time(0), LATEST),
+            ended: row.ended.clamp(Time(0), LATEST),
+            request: text(row.request.as_str()).into_owned(),
+            source: Word(row.context.source).to_string(),
+        };
+        self.activity = Some(match self.activity.take() {
+            Some(known) => known.merge(activity),
+            None => activity,
+        });
+    }
+
+    /// Takes a send whose request's row stood already.
+    fn take_late(&mut self, row: &UsageAttempt, text: Text) {
+        add_name(&mut self.deployments, text(row.deployment.as_str()));
+        self.totals.add(&Totals::of(row));
     }
 }
 
@@ -145,9 +169,11 @@ impl Activity {
     }
 }
 
-/// The first of both in their order: the same, whichever came first.
-fn add_names(names: &mut BTreeSet<String>, others: BTreeSet<String>) {
-    names.extend(others);
+/// The first in their order: the same, whichever came first.
+fn add_name(names: &mut BTreeSet<String>, name: Cow<'_, str>) {
+    if !names.contains(&*name) {
+        names.insert(name.into_owned());
+    }
     while names.len() > NAMES_MAX {
         names.pop_last();
     }
@@ -160,7 +186,8 @@ pub type Text = for<'a> fn(&'a str) -> Cow<'a, str>;
 #[derive(Debug)]
 pub struct Sessions {
     text: Text,
-    changed: BTreeMap<(String, String), Session>,
+    /// By scope, and there by session.
+    changed: BTreeMap<String, BTreeMap<String, Session>>,
 }
 
 impl Sessions {
@@ -171,51 +198,21 @@ impl Sessions {
 
     /// Takes a row that is written.
     pub fn take(&mut self, row: &Row) {
+        let text = self.text;
         match row {
-            Row::Event(row) => self.take_request(row),
+            Row::Event(row) => self.of(&row.context).take_request(row, text),
             Row::Attempt(row) => {
                 if let Some(context) = &row.late_for {
-                    let deployments = BTreeSet::from([(self.text)(row.deployment.as_str()).into_owned()]);
-                    self.change(context, Session { deployments, totals: Totals::of(row), ..Session::default() });
+                    self.of(context).take_late(row, text);
                 }
             }
         }
     }
 
-    fn take_request(&mut self, row: &UsageEvent) {
-        let text = |text| (self.text)(text).into_owned();
-        let mut deployments = BTreeSet::new();
-        add_names(&mut deployments, row.used.deployments.iter().map(|name| text(name.as_str())).collect());
-        let activity = Activity {
-            started: row.started.clamp(Time(0), LATEST),
-            ended: row.ended.clamp(Time(0), LATEST),
-            request: text(row.request.as_str()),
-            source: Word(row.context.source).to_string(),
-        };
-        let change = Session {
-            activity: Some(activity),
-            requests: 1,
-            failed: u64::from(row.outcome != Outcome::Success),
-            models: BTreeSet::from([text(row.context.model.as_str())]),
-            deployments,
-            totals: row.used.totals.clone(),
-            ..Session::default()
-        };
-        self.change(&row.context, change);
-    }
-
-    fn change(&mut self, context: &Context, change: Session) {
-        let (scope, session) = ((self.text)(context.scope.as_str()), (self.text)(context.session.as_str()));
-        self.merge(Session { scope: scope.into_owned(), session: session.into_owned(), ..change });
-    }
-
     /// Merges what stands of a session, or another change of it.
     pub fn merge(&mut self, other: Session) {
-        let key = (other.scope.clone(), other.session.clone());
-        match self.changed.get_mut(&key) {
-            Some(session) => session.merge(other),
-            None => drop(self.changed.insert(key, other)),
-        }
+        let session = at(&mut self.changed, &other.scope, &other.session);
+        session.merge(other);
     }
 
     /// Whether nothing changes.
@@ -225,8 +222,26 @@ impl Sessions {
 
     /// What changes, by scope and session.
     pub fn rows(&self) -> impl Iterator<Item = &Session> {
-        self.changed.values()
+        self.changed.values().flat_map(BTreeMap::values)
     }
+
+    fn of(&mut self, context: &Context) -> &mut Session {
+        let (scope, session) = ((self.text)(context.scope.as_str()), (self.text)(context.session.as_str()));
+        at(&mut self.changed, &scope, &session)
+    }
+}
+
+/// The change of a session; most have one already, which is found without a copy of its name.
+fn at<'a>(changed: &'a mut BTreeMap<String, BTreeMap<String, Session>>, scope: &str, session: &str) -> &'a mut Session {
+    if !changed.contains_key(scope) {
+        changed.insert(scope.to_owned(), BTreeMap::new());
+    }
+    let of_scope = changed.get_mut(scope).expect("it was put in where it was missing");
+    if !of_scope.contains_key(session) {
+        let fresh = Session { scope: scope.to_owned(), session: session.to_owned(), ..Session::default() };
+        of_scope.insert(session.to_owned(), fresh);
+    }
+    of_scope.get_mut(session).expect("it was put in where it was missing")
 }
 
 #[cfg(test)]

@@ -120,8 +120,17 @@ pub struct UsageFold {
 /// What a run of facts changed in a [`UsageFold`]: enough to take it back where the rows could not be kept.
 #[derive(Debug, Default)]
 pub struct Journal {
+    /// The log position behind which it begins.
+    behind: u64,
     changes: Vec<Change>,
     n_orphans: u64,
+}
+
+impl Journal {
+    /// An empty journal for the facts of the frames behind log position `seq`, up to where it is taken back.
+    pub fn behind(seq: u64) -> Self {
+        Self { behind: seq, ..Self::default() }
+    }
 }
 
 /// Something as it stood before it changed.
@@ -158,10 +167,10 @@ impl UsageFold {
         self.orphans += u64::from(!known);
     }
 
-    /// Like [`Self::apply`], and notes in `journal` what it changes. One journal is for whole frames.
+    /// Like [`Self::apply`], and notes in `journal` what it changes.
     pub fn apply_noting(&mut self, fact: &Fact, seq: u64, rows: &mut Vec<Row>, journal: &mut Journal) {
         let orphans = self.orphans;
-        self.note_before(fact, seq, journal);
+        self.note_before(fact, journal);
         self.apply(fact, seq, rows);
         journal.n_orphans += self.orphans - orphans;
     }
@@ -184,7 +193,7 @@ impl UsageFold {
         }
     }
 
-    fn note_before(&self, fact: &Fact, seq: u64, journal: &mut Journal) {
+    fn note_before(&self, fact: &Fact, journal: &mut Journal) {
         let id = &fact.revision.writer;
         let writer = self.writers.get(id);
         if writer.is_none_or(|writer| writer.epoch < fact.revision.epoch) {
@@ -196,8 +205,8 @@ impl UsageFold {
         }
         if let Some(request) = request_of(&fact.event) {
             let open = writer.and_then(|writer| writer.open.get(request));
-            // What began in this very frame is gone before it, which was noted then.
-            if open.is_none_or(|open| open.first.seq < seq) {
+            // What began behind the journal's place was not there before, which was noted then.
+            if open.is_none_or(|open| open.first.seq <= journal.behind) {
                 journal.changes.push(Change::Request(id.clone(), request.clone(), open.cloned()));
             }
         }
