@@ -160,8 +160,8 @@ pub(crate) fn begin(
     let epoch = previous.map_or(1, |place| place.epoch + 1);
     spool.begin(epoch)?;
     let started = Started { version: env!("CARGO_PKG_VERSION").to_owned(), secret: secret.id(), previous };
-    let started = Body::of(&Event::Started(started));
-    spool.append(&[started], Time::wall_clock()).context("the spool takes no facts")?;
+    let started = Body::of(&Event::Started(started), Time::wall_clock());
+    spool.append(&[started]).context("the spool takes no facts")?;
     orphans.adopt(spool, reader)?;
     Ok(epoch)
 }

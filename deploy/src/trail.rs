@@ -104,7 +104,7 @@ mod tests {
     fn next(trail: &Trail, batch: Batch) -> StoredFrame {
         let link = trail.frames.last().map_or_else(Link::start, |last| Link::after(&last.header));
         let (mut line, revision) = (Vec::new(), batch.revision);
-        Body::of(&Event::Catalogue(Box::new(batch))).write_line(revision, Time(0), &mut line);
+        Body::of(&Event::Catalogue(Box::new(batch)), Time(0)).write_line(revision, &mut line);
         stored(&Frame::seal("catalogue".into(), 0, link, revision, 1, &line))
     }
 

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Three facts of about 300 bytes: what one request records.
     let text = "x".repeat(200);
     let fact = Event::Operator(Operator { act: Act::Clear, target: text, actor: "pace".into(), reason: String::new() });
-    let facts = [Body::of(&fact), Body::of(&fact), Body::of(&fact)];
+    let facts = [(); 3].map(|()| Body::of(&fact, Time(0)));
 
     let (mut spool, reader, _) = Spool::open(&dir.path().join("spool"), Options::default())?;
     spool.begin(1)?;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn append(spool: &mut Spool, facts: &[Body]) {
     for _ in 0..RECORDS {
-        spool.append(facts, Time(0)).expect("the spool takes the facts");
+        spool.append(facts).expect("the spool takes the facts");
     }
 }
 

@@ -227,8 +227,8 @@ impl Spool {
     /// Gives their numbers. After an error the spool is as usable as before, and the numbers that the facts would
     /// have had are declared `dropped` by the next append that succeeds. What the log has lost for good is declared
     /// behind the facts, which keeps their numbers what the caller expects.
-    pub fn append(&mut self, bodies: &[Body], made: Time) -> Result<RangeInclusive<u64>, AppendError> {
-        assert!(!bodies.is_empty(), "an append has at least one fact");
+    pub fn append(&mut self, bodies: &[Body]) -> Result<RangeInclusive<u64>, AppendError> {
+        let made = bodies.first().expect("an append has at least one fact").made();
         let number = self.current.as_ref().ok_or(AppendError::NoEpoch)?.number;
         let gone = std::mem::take(&mut self.shared.state().gone);
         let declared = u64::from(self.lost.is_some());
@@ -294,10 +294,10 @@ impl Spool {
 
     fn encode(&mut self, number: u64, bodies: &[Body], gone: &[Dropped], made: Time) {
         segment::start_record(&mut self.buffer);
-        let declare = |dropped: &Dropped| Body::of(&Event::Dropped(dropped.clone()));
+        let declare = |dropped: &Dropped| Body::of(&Event::Dropped(dropped.clone()), made);
         let (before, after) = (self.lost.as_ref().map(declare), gone.iter().map(declare).collect::<Vec<_>>());
         for (number, body) in (number..).zip(before.iter().chain(bodies).chain(&after)) {
-            body.write_line(number, made, &mut self.buffer);
+            body.write_line(number, &mut self.buffer);
         }
     }
 

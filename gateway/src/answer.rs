@@ -85,8 +85,9 @@ impl Marks<'_> {
                 headers.insert(HeaderName::from_static(name), value);
             }
         };
-        set(request_id_header(self.endpoint), HeaderValue::from_str(self.request).ok());
-        set("x-waybill-request-id", HeaderValue::from_str(self.request).ok());
+        let request = HeaderValue::from_str(self.request).ok();
+        set(request_id_header(self.endpoint), request.clone());
+        set("x-waybill-request-id", request);
         set("x-session-id", HeaderValue::from_str(self.session).ok());
         set("x-waybill-attempts", Some(HeaderValue::from(self.attempts)));
         set("x-waybill-fallback", Some(HeaderValue::from_static(if self.fallback { "true" } else { "false" })));
@@ -101,10 +102,15 @@ pub fn request_id_header(endpoint: Endpoint) -> &'static str {
 
 /// The upstream's reply headers that may reach the client: no hop-by-hop header, no cookie, no quota of the
 /// upstream's organisation, no mark that is ours to set, and no framing of a body that is framed anew.
-pub fn passed_on(upstream: &HeaderMap) -> HeaderMap {
-    let ends_here = hop_by_hop(upstream);
-    let kept = upstream.iter().filter(|(name, _)| !ends_here(name) && !is_private(name));
-    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+pub fn passed_on(mut upstream: HeaderMap) -> HeaderMap {
+    let kept_back: Vec<HeaderName> = {
+        let ends_here = hop_by_hop(&upstream);
+        upstream.keys().filter(|name| ends_here(name) || is_private(name)).cloned().collect()
+    };
+    for name in kept_back {
+        upstream.remove(name);
+    }
+    upstream
 }
 
 /// Tells which of `headers` concern one connection only: the known ones, and those that `Connection` names (RFC 9110,

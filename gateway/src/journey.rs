@@ -413,23 +413,23 @@ impl Journey<'_> {
                 let owned = sealed(&mut flight).await;
                 let mut response = Response::new(full(body));
                 *response.status_mut() = status;
-                *response.headers_mut() = answer::passed_on(&headers);
+                *response.headers_mut() = answer::passed_on(headers);
                 marks(&flight, response.headers_mut());
                 mark_unowned(owned, response.headers_mut());
                 response
             }
             Answer::Passing { status, headers, first, body } => {
-                let mut passed = answer::passed_on(&headers);
+                let mut passed = answer::passed_on(headers);
                 marks(&flight, &mut passed);
                 let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
-                let passage = Passage::new(first, body, flight, committed, (status, &headers), idle);
+                let passage = Passage::new(first, body, flight, committed, (status, &passed), idle);
                 let mut response = Response::new(Body::Passage(Box::new(passage)));
                 *response.status_mut() = status;
                 *response.headers_mut() = passed;
                 response
             }
             Answer::Stream { headers, feed, ready, ended } => {
-                let mut passed = answer::passed_on(&headers);
+                let mut passed = answer::passed_on(headers);
                 marks(&flight, &mut passed);
                 if let Some(id) = feed.response_id() {
                     flight.saw(id);
@@ -461,7 +461,7 @@ impl Journey<'_> {
             Shown::Theirs { status, headers, body } => {
                 let mut response = Response::new(full(body));
                 *response.status_mut() = status;
-                *response.headers_mut() = answer::passed_on(&headers);
+                *response.headers_mut() = answer::passed_on(headers);
                 (response, None)
             }
         };

@@ -56,7 +56,8 @@ struct Book {
     state: State,
     /// Whether the spool took the last facts.
     takes: bool,
-    noted: Noted,
+    /// Facts that are numbered and applied, but not in the spool yet.
+    noted: Vec<Body>,
     /// Own facts about health that the shared state does not hold yet; nothing is kept where there is none.
     recent: Option<VecDeque<Fact>>,
     /// The owners of the latest own responses.
@@ -72,14 +73,6 @@ pub struct Sight {
     pub shown: Shown,
     /// How far this writer's facts are in it.
     pub covers: Option<Place>,
-}
-
-/// Facts that are numbered and applied, but not in the spool yet.
-#[derive(Debug, Default)]
-struct Noted {
-    /// When all of them were made.
-    made: Time,
-    bodies: Vec<Body>,
 }
 
 /// Where a writer stands.
@@ -103,7 +96,7 @@ impl Ledger {
                 spool,
                 state,
                 takes: true,
-                noted: Noted::default(),
+                noted: Vec::new(),
                 recent: None,
                 owners: Owners::with_capacity(AFFINITY_RECORDS_MAX),
             }),
@@ -141,7 +134,7 @@ impl Ledger {
             book.state.see(key, shown, &self.viewer(*covers), now);
         }
         let (made, events) = make(&book.state);
-        let bodies = events.iter().map(Body::of).collect();
+        let bodies = events.iter().map(|event| Body::of(event, now)).collect();
         let first = self.take(&mut book, now, events, bodies);
         (made, first)
     }
@@ -160,13 +153,13 @@ impl Ledger {
 
     /// Notes what happened and applies it; the encoding is done before the lock is taken.
     pub fn note(&self, now: Time, events: Vec<Event>) -> Option<Revision> {
-        let bodies = events.iter().map(Body::of).collect();
+        let bodies = events.iter().map(|event| Body::of(event, now)).collect();
         self.take(&mut self.lock(), now, events, bodies)
     }
 
     /// Notes what happened, and brings it and all that was noted before into the spool.
     pub fn record(&self, now: Time, events: Vec<Event>) -> Option<Revision> {
-        let bodies = events.iter().map(Body::of).collect();
+        let bodies = events.iter().map(|event| Body::of(event, now)).collect();
         let mut book = self.lock();
         let first = self.take(&mut book, now, events, bodies);
         self.write(&mut book);
@@ -253,18 +246,16 @@ impl Ledger {
         if events.is_empty() {
             return None;
         }
-        // What is written together has one time, and an end.
-        if book.noted.made != now || book.noted.bodies.len() >= NOTED_MAX {
+        if book.noted.len() >= NOTED_MAX {
             self.write(book);
         }
         let first = if book.takes {
-            let first = book.spool.last_number() + book.noted.bodies.len() as u64 + 1;
-            book.noted.made = now;
-            book.noted.bodies.extend(bodies);
+            let first = book.spool.last_number() + book.noted.len() as u64 + 1;
+            book.noted.extend(bodies);
             first
         } else {
             // After a loss the spool puts a declaration before the next facts, so only it knows their numbers.
-            self.append(book, now, &bodies)?
+            self.append(book, &bodies)?
         };
         let revision = |number| Revision { writer: self.writer.clone(), epoch: self.epoch, number };
         for (number, event) in (first..).zip(events) {
@@ -281,15 +272,17 @@ impl Ledger {
     }
 
     fn write(&self, book: &mut Book) {
-        if !book.noted.bodies.is_empty() {
-            let Noted { made, bodies } = std::mem::take(&mut book.noted);
-            self.append(book, made, &bodies);
+        if !book.noted.is_empty() {
+            let mut bodies = std::mem::take(&mut book.noted);
+            self.append(book, &bodies);
+            bodies.clear();
+            book.noted = bodies;
         }
     }
 
     /// Appends to the spool and gives the number of the first fact; counts the facts where the spool takes none.
-    fn append(&self, book: &mut Book, made: Time, bodies: &[Body]) -> Option<u64> {
-        let appended = book.spool.append(bodies, made);
+    fn append(&self, book: &mut Book, bodies: &[Body]) -> Option<u64> {
+        let appended = book.spool.append(bodies);
         book.takes = appended.is_ok();
         match appended {
             Ok(numbers) => Some(*numbers.start()),

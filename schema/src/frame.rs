@@ -274,21 +274,27 @@ fn write_line((kind, version): (&str, u16), number: u64, made: Time, body: &[u8]
 pub struct Body {
     kind: &'static str,
     version: u16,
+    made: Time,
     json: Vec<u8>,
 }
 
 impl Body {
-    /// Encodes `event`.
-    pub fn of(event: &Event) -> Self {
+    /// Encodes `event`, which was `made` then by its writer's clock.
+    pub fn of(event: &Event, made: Time) -> Self {
         let (kind, version) = upcast::tag(event);
         let mut json = Vec::with_capacity(1024);
         upcast::encode_body(event, &mut json);
-        Self { kind, version, json }
+        Self { kind, version, made, json }
+    }
+
+    /// When the event was made.
+    pub fn made(&self) -> Time {
+        self.made
     }
 
     /// Writes the whole line of fact `number`, ended by `\n`, at the end of `out`.
-    pub fn write_line(&self, number: u64, made: Time, out: &mut Vec<u8>) {
-        write_line((self.kind, self.version), number, made, &self.json, out);
+    pub fn write_line(&self, number: u64, out: &mut Vec<u8>) {
+        write_line((self.kind, self.version), number, self.made, &self.json, out);
     }
 }
 

@@ -47,7 +47,7 @@ fn every_fixture_decodes_and_encodes_to_the_same_bytes() {
         for text in lines_of(text) {
             let line = Line::parse(text.as_bytes()).unwrap_or_else(|error| panic!("{kind}: {error:?}: {text}"));
             let mut again = Vec::new();
-            Body::of(&line.event).write_line(line.number, line.made, &mut again);
+            Body::of(&line.event, line.made).write_line(line.number, &mut again);
             assert_eq!(String::from_utf8(again).unwrap(), format!("{text}\n"));
             assert_eq!(text.split('"').nth(3), Some(*kind), "a fixture file holds its own kind only");
         }

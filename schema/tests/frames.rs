@@ -27,7 +27,7 @@ const SECOND: &str = concat!(
 
 fn line(number: u64, made: i64, event: &Event) -> Vec<u8> {
     let mut line = Vec::new();
-    Body::of(event).write_line(number, Time(made), &mut line);
+    Body::of(event, Time(made)).write_line(number, &mut line);
     line
 }
 

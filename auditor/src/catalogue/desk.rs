@@ -85,7 +85,7 @@ pub fn append(log: &mut dyn Log, batch: Batch, now: Time) -> Result<Seq, BatchEr
         None => (None, Link::start()),
     };
     let mut line = Vec::new();
-    Body::of(&Event::Catalogue(Box::new(batch))).write_line(revision, now, &mut line);
+    Body::of(&Event::Catalogue(Box::new(batch)), now).write_line(revision, &mut line);
     send(log, &Frame::seal(writer, NO_EPOCH, link, revision, 1, &line), expected, now)
 }
 

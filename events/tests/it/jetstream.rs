@@ -15,7 +15,7 @@ use waybill_schema::time::Time;
 use waybill_servers::nats::{self, Nats, NatsCluster, Release};
 
 use super::conformance::SENT;
-use super::{MADE, body, line, reading};
+use super::{body, line, reading};
 
 /// Longer than any wait that ends well.
 const LONG: Duration = Duration::from_secs(60);
@@ -443,11 +443,11 @@ fn what_the_spool_holds_arrives_once_though_the_server_is_killed() {
     let shipper = Shipper::start("gw-a".into(), reader, Box::new(open(&nats))).unwrap();
     for round in 0..3_u64 {
         for n in 0..100 {
-            spool.append(&[body(&format!("{}", round * 100 + n))], MADE).unwrap();
+            spool.append(&[body(&format!("{}", round * 100 + n))]).unwrap();
         }
         if round == 1 {
             nats.kill();
-            spool.append(&[body("away")], MADE).unwrap();
+            spool.append(&[body("away")]).unwrap();
             shipper.progress().wait_until(LONG, |standing| matches!(standing.health, Health::Waiting { .. }));
             nats.restart();
         }
@@ -473,7 +473,7 @@ fn a_new_life_of_a_writer_takes_up_where_the_log_stands() {
     for epoch in 1..=2 {
         let (mut spool, reader, _) = Spool::open(&dir.path().join("spool"), Options::default()).unwrap();
         spool.begin(epoch).unwrap();
-        spool.append(&[body("one"), body("two")], MADE).unwrap();
+        spool.append(&[body("one"), body("two")]).unwrap();
         let shipper = Shipper::start("gw-a".into(), reader, Box::new(open(&nats))).unwrap();
         assert_eq!(shipper.stop(LONG).shipped, Some(Epoch { epoch, last: 2 }));
     }

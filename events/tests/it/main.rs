@@ -23,7 +23,7 @@ fn event(text: &str) -> Event {
 }
 
 fn body(text: &str) -> Body {
-    Body::of(&event(text))
+    Body::of(&event(text), MADE)
 }
 
 /// A frame of gw-a at the end of the log, which ends with fact `last` of `epoch`.

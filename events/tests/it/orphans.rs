@@ -17,7 +17,7 @@ fn open(dir: &Path) -> (Spool, Reader, Recovered) {
 }
 
 fn started(previous: Option<Epoch>) -> Body {
-    Body::of(&Event::Started(Started { version: "1".into(), secret: "s".into(), previous }))
+    Body::of(&Event::Started(Started { version: "1".into(), secret: "s".into(), previous }), MADE)
 }
 
 /// A start as a gateway makes it with the log at hand; gives its epoch and how many facts came home.
@@ -27,7 +27,7 @@ fn start(dir: &Path) -> (Spool, Reader, u64, u64) {
     let previous = orphans.previous(recovered.last);
     let epoch = previous.map_or(1, |previous| previous.epoch + 1);
     spool.begin(epoch).unwrap();
-    spool.append(&[started(previous)], MADE).unwrap();
+    spool.append(&[started(previous)]).unwrap();
     let adopted = orphans.adopt(&mut spool, &mut reader).unwrap();
     (spool, reader, epoch, adopted)
 }
@@ -37,7 +37,7 @@ fn start_blind(dir: &Path) -> (Spool, Reader, u64) {
     let (mut spool, reader, recovered) = open(dir);
     let epoch = recovered.last.map_or(1, |last| last.epoch + 1);
     spool.begin(epoch).unwrap();
-    spool.append(&[started(recovered.last)], MADE).unwrap();
+    spool.append(&[started(recovered.last)]).unwrap();
     (spool, reader, epoch)
 }
 
@@ -61,7 +61,7 @@ fn fenced_life(dir: &Path) {
     let shipper = ship(reader, log(dir));
     append_and_ship(&mut spool, &shipper, epoch, &["one"]);
     intrude(dir, epoch + 1);
-    spool.append(&[body("two"), Body::of(&Event::Alive(Alive { last: 2 }))], MADE).unwrap();
+    spool.append(&[body("two"), Body::of(&Event::Alive(Alive { last: 2 }), MADE)]).unwrap();
     let last = append(&mut spool, "three");
     let standing = shipper.progress().wait_for(Epoch { epoch, last }, LONG);
     assert_eq!(standing.health, Health::Fenced { by: Epoch { epoch: 2, last: 1 } });
@@ -235,7 +235,7 @@ fn an_adoption_that_the_disk_refuses_loses_nothing_and_the_next_start_completes_
     let orphans = Orphans::find(&reader, &mut log(dir.path()), &"gw-a".into()).unwrap();
     assert_eq!((orphans.len(), orphans.is_empty()), (2, false));
     spool.begin(3).unwrap();
-    spool.append(&[started(orphans.previous(recovered.last))], MADE).unwrap();
+    spool.append(&[started(orphans.previous(recovered.last))]).unwrap();
     fs::rename(&folder, &elsewhere).unwrap();
     orphans.adopt(&mut spool, &mut reader).unwrap_err();
     fs::rename(&elsewhere, &folder).unwrap();

@@ -38,7 +38,7 @@ pub(crate) fn ship(reader: Reader, log: impl Log + 'static) -> Shipper {
 }
 
 pub(crate) fn append(spool: &mut Spool, text: &str) -> u64 {
-    *spool.append(&[body(text)], MADE).unwrap().end()
+    *spool.append(&[body(text)]).unwrap().end()
 }
 
 /// All facts in the log, after checking that the frames of the writer form one chain.
@@ -173,7 +173,7 @@ fn frames_hold_no_more_facts_than_they_may() {
     let (mut spool, reader, _) = begin(dir.path(), Options::default());
     let bodies = vec![body("x"); 10 * FRAME_FACTS_MAX as usize + 1];
     for _ in 0..2 {
-        spool.append(&bodies, MADE).unwrap();
+        spool.append(&bodies).unwrap();
     }
     ship(reader, log(dir.path())).stop(LONG);
     let frames = log(dir.path()).read(Seq::START, 100).unwrap();
@@ -221,7 +221,7 @@ fn frames_that_were_stored_one_by_one_are_gone_on_with_wherever_that_ended() {
             let dir = tempfile::tempdir().unwrap();
             let (mut spool, reader, epoch) = begin(dir.path(), Options::default());
             for _ in 0..FRAMES {
-                spool.append(&vec![body("x"); FRAME_FACTS_MAX as usize], MADE).unwrap();
+                spool.append(&vec![body("x"); FRAME_FACTS_MAX as usize]).unwrap();
             }
             let shipper = ship(reader, Unreliable::new(dir.path(), false, &[(1, n_first), (2, n_second)]));
             let place = Epoch { epoch, last: FRAMES as u64 * u64::from(FRAME_FACTS_MAX) };
@@ -463,7 +463,7 @@ fn live(dir: &Path, life: &Life, model: &mut Vec<(u64, u64, String)>) {
     let mut record = |sizes: &[usize]| {
         let texts: Vec<String> = sizes.iter().map(|size| format!("{}:{}", model.len(), "x".repeat(*size))).collect();
         let bodies: Vec<_> = texts.iter().map(|text| body(text)).collect();
-        if let Ok(numbers) = spool.append(&bodies, MADE) {
+        if let Ok(numbers) = spool.append(&bodies) {
             model.extend(numbers.zip(texts).map(|(number, text)| (epoch, number, text)));
         }
     };

@@ -12,9 +12,10 @@ use waybill_events::spool::{
     AppendError, Batch, Options, RECORD_BYTES_MAX, RETENTION, Reader, Recovered, Spool, SpoolError, Waiting, Wake,
 };
 use waybill_schema::event::Epoch;
+use waybill_schema::frame::Body;
 use waybill_servers::disk::Disk;
 
-use super::{MADE, body, line, logged};
+use super::{MADE, body, event, line, logged};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -24,7 +25,7 @@ fn open(dir: &Path) -> (Spool, Reader, Recovered) {
 
 fn append(spool: &mut Spool, texts: &[&str]) -> (u64, u64) {
     let bodies: Vec<_> = texts.iter().map(|text| body(text)).collect();
-    let numbers = spool.append(&bodies, MADE).unwrap();
+    let numbers = spool.append(&bodies).unwrap();
     (*numbers.start(), *numbers.end())
 }
 
@@ -84,7 +85,7 @@ fn facts_are_numbered_densely_in_each_epoch_and_given_in_order() {
 fn an_epoch_must_begin_and_must_be_greater_than_all_before() {
     let dir = tempfile::tempdir().unwrap();
     let (mut spool, ..) = open(dir.path());
-    assert!(matches!(spool.append(&[body("x")], MADE), Err(AppendError::NoEpoch)));
+    assert!(matches!(spool.append(&[body("x")]), Err(AppendError::NoEpoch)));
     spool.begin(3).unwrap();
     append(&mut spool, &["one"]);
     drop(spool);
@@ -322,7 +323,7 @@ fn what_waits_is_as_old_as_its_oldest_fact() {
     let (mut spool, mut reader, _) = open(dir.path());
     spool.begin(1).unwrap();
     for (text, ms) in [("a", 0), ("b", 10), ("c", 20)] {
-        spool.append(&[body(text)], MADE.plus_ms(ms)).unwrap();
+        spool.append(&[Body::of(&event(text), MADE.plus_ms(ms))]).unwrap();
     }
     let oldest = |reader: &Reader| (reader.waiting().facts, reader.waiting().oldest.map(|oldest| oldest.0 - MADE.0));
     assert_eq!(oldest(&reader), (3, Some(0)));
@@ -439,7 +440,7 @@ fn what_is_too_large_for_a_record_is_declared_dropped() {
     spool.begin(1).unwrap();
     append(&mut spool, &["before"]);
     let large = "x".repeat(RECORD_BYTES_MAX);
-    let error = spool.append(&[body("small"), body(&large)], MADE).unwrap_err();
+    let error = spool.append(&[body("small"), body(&large)]).unwrap_err();
     assert!(matches!(error, AppendError::TooLarge { .. }), "{error:?}");
     assert_eq!(append(&mut spool, &["after"]), (5, 5));
     check_declared(dir.path(), spool, reader, "record too large");
@@ -453,7 +454,7 @@ fn a_full_spool_takes_facts_again_when_the_log_has_caught_up_and_declares_the_ho
     spool.begin(1).unwrap();
     append(&mut spool, &["x".repeat(200).as_str()]);
     for text in ["y".repeat(200), "z".repeat(300)] {
-        let error = spool.append(&[body(&text)], MADE).unwrap_err();
+        let error = spool.append(&[body(&text)]).unwrap_err();
         assert!(matches!(error, AppendError::Full { held: 300..400 }), "{error:?}");
     }
     let first = reader.next_batch(100, usize::MAX).unwrap().unwrap();
@@ -478,7 +479,7 @@ fn a_full_disk_costs_the_retention_before_it_costs_facts() {
         let batch = reader.next_batch(1, usize::MAX).unwrap().unwrap();
         ack(&mut reader, &batch);
     }
-    let refused = (201..).find(|_| spool.append(&[body(&long)], MADE).is_err()).unwrap();
+    let refused = (201..).find(|_| spool.append(&[body(&long)]).is_err()).unwrap();
     // Two pages of 4 KiB hold seven facts; of the sixteen one is the mark's, and two may hold what is acknowledged.
     assert!(refused > 200 + 6 * 7, "{refused}");
     let kept: String = (201..refused).map(|number| line(number, &long)).collect();
@@ -494,7 +495,7 @@ fn facts_that_need_a_segment_which_cannot_be_made_are_declared() {
     spool.begin(1).unwrap();
     append(&mut spool, &["before"]);
     fs::rename(&folder, &elsewhere).unwrap();
-    let error = spool.append(&[body("x"), body("y")], MADE).unwrap_err();
+    let error = spool.append(&[body("x"), body("y")]).unwrap_err();
     assert!(matches!(error, AppendError::Write(_)), "{error:?}");
     fs::rename(&elsewhere, &folder).unwrap();
     assert_eq!(append(&mut spool, &["after"]), (5, 5));
@@ -509,7 +510,7 @@ fn what_was_lost_just_before_a_stop_is_declared_at_the_stop_even_in_a_full_spool
     spool.declare_lost(MADE).unwrap();
     spool.begin(1).unwrap();
     append(&mut spool, &["before"]);
-    spool.append(&[body("x"), body("y")], MADE).unwrap_err();
+    spool.append(&[body("x"), body("y")]).unwrap_err();
     spool.declare_lost(MADE).unwrap();
     spool.declare_lost(MADE).unwrap();
     assert_eq!(text(&batches(&mut reader)), line(1, "before") + &DECLARED.replace("REASON", "spool is full"));
@@ -564,7 +565,7 @@ fn on_a_full_disk(dir: &Path) {
     spool.begin(1).unwrap();
     append(&mut spool, &["before"]);
     let whole = fs::metadata(&segments(dir)[0]).unwrap().len();
-    let error = spool.append(&[body("small"), body(&"x".repeat(100_000))], MADE).unwrap_err();
+    let error = spool.append(&[body("small"), body(&"x".repeat(100_000))]).unwrap_err();
     assert!(matches!(error, AppendError::Write(_)), "{error:?}");
     assert_eq!(fs::metadata(&segments(dir)[0]).unwrap().len(), whole, "what was written of the record is cut off");
     assert_eq!(append(&mut spool, &["after"]), (5, 5));

@@ -101,7 +101,7 @@ mod tests {
 
     fn line(number: u64, made: i64) -> String {
         let mut line = Vec::new();
-        Body::of(&Event::Alive(Alive { last: 0 })).write_line(number, Time(made), &mut line);
+        Body::of(&Event::Alive(Alive { last: 0 }), Time(made)).write_line(number, &mut line);
         String::from_utf8(line).expect("a line is text")
     }
 

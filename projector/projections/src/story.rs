@@ -30,7 +30,7 @@ impl Teller {
     pub fn seals(&mut self, facts: &[Fact]) -> Frame {
         let mut lines = Vec::new();
         for fact in facts {
-            Body::of(&fact.event).write_line(fact.revision.number, fact.at, &mut lines);
+            Body::of(&fact.event, fact.at).write_line(fact.revision.number, &mut lines);
         }
         self.seals_lines(&facts[0].revision, facts.len(), &lines)
     }

@@ -10,7 +10,7 @@ use crate::world::{NIGHT, World, catch_up, requests, same, turn_until};
 
 fn line(fact: &waybill_schema::event::Fact) -> String {
     let mut line = Vec::new();
-    Body::of(&fact.event).write_line(fact.revision.number, fact.at, &mut line);
+    Body::of(&fact.event, fact.at).write_line(fact.revision.number, &mut line);
     String::from_utf8(line).expect("a line is text")
 }
 

@@ -191,7 +191,7 @@ fn a_newer_event_stops_it_behind_what_it_could_read_and_an_upgrade_goes_on() {
     let (before, (folded, mark)) = (world.log.head().expect("the log can be read"), world.folded(1));
     let fact = world.gateways[0].starts(world.now);
     let mut line = Vec::new();
-    Body::of(&fact.event).write_line(fact.revision.number, fact.at, &mut line);
+    Body::of(&fact.event, fact.at).write_line(fact.revision.number, &mut line);
     let newer = String::from_utf8(line.clone()).expect("a line is text").replacen("\"v\":1", "\"v\":99", 1);
     let frame = world.gateways[0].seals_lines(&fact.revision, 1, newer.as_bytes());
     append(&mut world.log, &[frame], world.now);

@@ -126,7 +126,7 @@ fn write_log(path: &Path) -> anyhow::Result<u64> {
 fn seal(facts: &[Fact], link: &mut Link) -> Frame {
     let mut lines = Vec::new();
     for fact in facts {
-        Body::of(&fact.event).write_line(fact.revision.number, fact.at, &mut lines);
+        Body::of(&fact.event, fact.at).write_line(fact.revision.number, &mut lines);
     }
     let Revision { writer, epoch, number } = facts[0].revision.clone();
     let count = u32::try_from(facts.len()).expect("a frame holds few facts");

@@ -92,7 +92,7 @@ impl Spool {
         self.number += 1;
         let revision = Revision { writer: self.writer.clone(), epoch: self.epoch, number: self.number };
         let mut line = Vec::new();
-        Body::of(&event).write_line(self.number, stamp.made, &mut line);
+        Body::of(&event, stamp.made).write_line(self.number, &mut line);
         let fact = Fact { revision: revision.clone(), at: stamp.at, event };
         book.note(&fact, stamp.truly);
         self.facts.push(Spooled { fact, made: stamp.made, line });
