@@ -122,15 +122,22 @@ pub struct Revision {
     pub number: u64,
 }
 
+impl Revision {
+    fn text(&self) -> String {
+        let (mut epoch, mut number) = (itoa::Buffer::new(), itoa::Buffer::new());
+        [self.writer.as_str(), ":", epoch.format(self.epoch), ":", number.format(self.number)].concat()
+    }
+}
+
 impl fmt::Display for Revision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.writer, self.epoch, self.number)
+        f.write_str(&self.text())
     }
 }
 
 impl Serialize for Revision {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(&self.text())
     }
 }
 

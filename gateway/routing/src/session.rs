@@ -6,7 +6,6 @@
 //! keyed hash. A client that sends back an id which a reply named, `prompt:v1:…` included, meets that same session.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -357,23 +356,15 @@ impl Whose<'_> {
             KeyType::User => "user",
             KeyType::Bucket => "bucket",
         };
-        let (scope, group) = (Part(self.scope.as_str()), Part(self.group.as_str()));
-        let (model, id) = (Part(self.model), Part(id));
-        AffinityKey::new(format!("{scope}:lg:{group}:m:{model}:{endpoint}:{kind}:{id}"))
+        let (scope, group) = (part(self.scope.as_str()), part(self.group.as_str()));
+        let (model, id) = (part(self.model), part(id));
+        AffinityKey::new([&scope, ":lg:", &group, ":m:", &model, ":", endpoint, ":", kind, ":", &id].concat())
     }
 }
 
 /// A part of a key: no two sequences of parts give one key.
-struct Part<'a>(&'a str);
-
-impl std::fmt::Display for Part<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.chars().try_for_each(|unit| match unit {
-            ':' => f.write_str("%3A"),
-            '%' => f.write_str("%25"),
-            _ => f.write_char(unit),
-        })
-    }
+fn part(text: &str) -> Cow<'_, str> {
+    if text.contains([':', '%']) { text.replace('%', "%25").replace(':', "%3A").into() } else { text.into() }
 }
 
 /// The first 64 bits of SHA-256, modulo [`BUCKETS`]: the same on every instance and in every version.
