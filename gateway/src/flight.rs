@@ -91,7 +91,8 @@ pub enum Crossing {
 pub enum Stuck {
     /// No candidate of the pool is legal.
     Nobody(Search, Choice),
-    /// The session's fallback model is refused to the caller (S3.19).
+    /// The caller may not go on: the model of its session's fallback is refused to it (S3.19), or its budget was spent
+    /// since it was admitted (S3.18).
     Refused(Refusal),
 }
 
@@ -273,12 +274,18 @@ impl Flight {
     }
 
     /// Chooses a deployment and notes the selection, as one step with the state it depends on. The first choice asks
-    /// the shared state. Where nothing is chosen, nothing is recorded.
+    /// the shared state, every further one what is left of the caller's budget. Where nothing is chosen, nothing is
+    /// recorded.
     pub async fn choose(
         &mut self,
         search: Search,
         last_resort: bool,
     ) -> Result<(dispatch::Attempt, Place), Box<Stuck>> {
+        // Others may have spent the budget while earlier sends failed; the first was admitted a moment ago.
+        if self.sends > 0 {
+            let affords = self.gateway.limits.afford(&self.rights, Time::wall_clock());
+            affords.map_err(|refusal| Box::new(Stuck::Refused(refusal)))?;
+        }
         let random = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
         let promised = OnceLock::new();
         let seen = match self.view {
@@ -542,7 +549,6 @@ impl Flight {
         if !self.rights.may(target) {
             return Err(Refusal::ModelNotPermitted(target.to_owned()));
         }
-        self.gateway.limits.afford(&self.rights, Time::wall_clock())?;
         let pool = self.serving.catalogue.target(self.rights.key(), &self.context.group, target);
         pool.ok_or_else(|| Refusal::ModelNotFound(target.to_owned()))
     }

@@ -63,7 +63,7 @@ enum Answer {
 enum Dead {
     /// No candidate is legal: how it stood in the pool of what was asked for, where that was looked at.
     Nobody(Option<Choice>),
-    /// The caller may not use where its session was led.
+    /// The caller may not go on.
     Refused(Refusal),
 }
 

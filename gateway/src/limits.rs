@@ -97,7 +97,7 @@ impl Limits {
     }
 
     /// Whether a caller with these rights has something left of every budget it stands under; asked again before each
-    /// further target of a request (S3.18).
+    /// further deployment of a request (S3.18).
     pub fn afford(&self, rights: &Rights, now: Time) -> Result<(), Refusal> {
         let reached = rights.terms().filter_map(|(kind, id, terms)| {
             let (budget, whose) = (terms.budget.as_ref()?, row(kind, id));

@@ -159,8 +159,7 @@ impl Vault {
     pub(crate) fn settle(&self, deposit: Deposit, outcome: Outcome, class: Option<Class>) {
         let end = match (outcome, deposit.kept) {
             (Outcome::Success, Some(kept)) => End::Keep(kept),
-            (Outcome::Refused, _) => End::Free,
-            (Outcome::Failed, _) if class.is_none_or(was_answered) => End::Free,
+            (Outcome::Refused | Outcome::Failed, _) if class.is_none_or(was_answered) => End::Free,
             _ => End::Unknown,
         };
         if self.ends.try_send((deposit.place, end)).is_err() {

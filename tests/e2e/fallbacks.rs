@@ -3,6 +3,7 @@
 //!
 //! `gpt` has the upstreams `a` and `b`; each of `spare`, `large` and `mild` has one of its own, of the same name.
 
+use futures_util::future::join;
 use serde_json::{Value, json};
 use waybill_auditor::redecide;
 use waybill_simulator::{Action, Step};
@@ -10,6 +11,7 @@ use waybill_simulator::{Action, Step};
 use crate::client::{Answer, Client};
 use crate::dialect::{CHAT, DIALECTS, Dialect, RESPONSES};
 use crate::follow::ready_when;
+use crate::limits;
 use crate::world::{Plan, Rows, World};
 
 pub(crate) const NAMES: [&str; 5] = ["a", "b", "spare", "large", "mild"];
@@ -101,6 +103,21 @@ async fn a_spent_pool_leads_to_the_general_chain_and_the_session_stays_there() {
     assert_eq!(redecided.mismatches, vec![]);
 }
 
+/// S3.12, S3.15: whatever general failure it is, the same deployment is tried first, then the other, then the chain.
+#[tokio::test]
+async fn every_general_failure_takes_the_same_way() {
+    let world = World::start(under(CHAINS)).await;
+    let client = world.client_with(TEMPLATED);
+    let ways = [429, 500, 502, 529].map(Action::status).into_iter();
+    let ways = ways.chain([Action::Reset, Action::EmptyStream, Action::CutAfterEvents { events: 0 }]);
+    for (n, does) in ways.enumerate() {
+        fails(&world, &["a", "b"], &does, 2);
+        let before = counts(&world);
+        let answer = ask(&client, CHAT, &format!("s-{n}"), true).await;
+        assert_eq!((served(&answer).as_str(), since(&world, before)), ("spare/spare true 5", [2, 2, 1, 0, 0]), "{does:?}");
+    }
+}
+
 /// S3.15, JSON and in-stream: a prompt that does not fit goes to its own chain after one call, refused content to its
 /// own, and a caller's mistake nowhere.
 #[tokio::test]
@@ -190,6 +207,8 @@ async fn a_request_may_forbid_other_models() {
     fails(&world, &["a", "b"], &Action::status(503), 2);
     let answer = forbidding("s").await;
     assert_eq!((answer.status.as_u16(), counts(&world)), (503, [2, 2, 0, 0, 0]));
+    fails(&world, &["a"], &Action::status(503), 1);
+    assert_eq!(served(&forbidding("s").await), "a/gpt false 2", "its own deployment is still tried again");
     fails(&world, &["a", "b"], &Action::status(503), 2);
     assert_eq!(served(&ask(&client, CHAT, "t", false).await), "spare/spare true 5");
     assert_eq!(served(&forbidding("t").await), "a/gpt false 1");
@@ -243,6 +262,164 @@ async fn a_chain_never_widens_what_the_caller_may_use() {
     fails(&world, &["a", "b"], &Action::status(503), 2);
     let answer = ask(&client, CHAT, "u", false).await;
     assert_eq!((answer.status.as_u16(), counts(&world)[2]), (503, 0), "no target is left to it");
+}
+
+/// S3.18, S3.19, PITFALLS H01, H03: what a key may ask for holds over its chains however the model is written: a target
+/// that it may not ask for is passed over, and a kept one that it may not ask for any more is refused to it.
+#[tokio::test]
+async fn a_right_holds_at_a_target_under_every_spelling() {
+    let permitted = |models: &str| {
+        let mut plan = under("fallbacks: [{ gpt: [spare, mild] }]");
+        plan.rows.groups = vec!["{ id: extra }".to_owned()];
+        plan.rows.routes[0] =
+            "{ model: spare, members: [{ channel: spare, group: main }, { channel: spare, group: extra }] }".to_owned();
+        let key = "{ id: narrow, key: 'env:LIMITED_KEY', group: main, groups: [extra], template: t, expose_route: true";
+        plan.rows.keys.push(format!("{key}, models: [{models}] }}"));
+        plan
+    };
+    let world = World::start(permitted("gpt, mild")).await;
+    let client = world.client_with("sk-limited");
+    let group = ("x-waybill-group", "main");
+    let spelt = async |session: &str, model: &str, header: Option<(&str, &str)>| {
+        let mut body = CHAT.body("Hello", false);
+        body["model"] = json!(model);
+        let headers: Vec<_> = [("x-session-id", session)].into_iter().chain(header).collect();
+        client.post(CHAT.path, &headers, &body).await
+    };
+    let spellings = [("gpt", None), ("main/gpt", None), ("gpt", Some(group))];
+    for (n, (model, header)) in spellings.into_iter().enumerate() {
+        fails(&world, &["a", "b"], &Action::status(503), 2);
+        let session = format!("s-{n}");
+        assert_eq!(served(&spelt(&session, model, header).await), "mild/mild true 5", "`spare` is passed over");
+        assert_eq!(served(&spelt(&session, model, header).await), "mild/mild true 1");
+    }
+    world.configure(&permitted("gpt, spare"));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+    let before = counts(&world);
+    for (model, header) in spellings {
+        for n in 0..spellings.len() {
+            let answer = spelt(&format!("s-{n}"), model, header).await;
+            assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (403, &json!("model_not_permitted")));
+        }
+    }
+    assert_eq!(since(&world, before), [0; 5]);
+    assert_eq!(served(&spelt("new", "gpt", None).await), "a/gpt false 1");
+}
+
+/// S3.18: a target is sent to only over a channel that has a credential and speaks the endpoint; others are passed over,
+/// and a kept one ends with its deployment.
+#[tokio::test]
+async fn a_target_needs_a_credential_and_the_endpoint() {
+    let mut plan = under("fallbacks: [{ gpt: [deaf, keyless, spare] }]");
+    // Nobody listens there: a send would count as a failed one.
+    let channel = |id: &str, rest: &str| format!("{{ id: {id}, base_url: 'http://127.0.0.1:1/v1', {rest} }}");
+    plan.rows.channels = vec![
+        channel("deaf", "dialects: [embeddings], api_keys: ['env:UPSTREAM_KEY']"),
+        channel("keyless", "dialects: [chat, responses, messages], api_keys: ['env:NOWHERE_SET']"),
+    ];
+    for name in ["deaf", "keyless"] {
+        plan.rows.routes.push(format!("{{ model: {name}, members: [{{ channel: {name}, group: main }}] }}"));
+    }
+    let world = World::start(plan).await;
+    let client = world.client_with(TEMPLATED);
+    for dialect in DIALECTS {
+        fails(&world, &["a", "b"], &Action::status(503), 2);
+        assert_eq!(served(&ask(&client, dialect, "s", false).await), "spare/spare true 5");
+        assert_eq!(served(&ask(&client, dialect, "s", false).await), "spare/spare true 1");
+    }
+    let mut plan = under("fallbacks: [{ gpt: [spare] }]");
+    plan.rows.routes[0] =
+        "{ model: spare, members: [{ channel: spare, group: main, status: disabled }] }".to_owned();
+    world.configure(&plan);
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+    for dialect in DIALECTS {
+        assert_eq!(served(&ask(&client, dialect, "s", false).await), "a/gpt false 1");
+    }
+}
+
+/// S3.18, S3.15: what is left of a budget is looked at before every further target, in the pool as along a chain. What
+/// another request has spent since the first send is refused as it is at once, and nobody more is called.
+#[tokio::test]
+async fn a_budget_spent_between_two_sends_is_refused() {
+    let overflow = json!({"error": {"type": "invalid_request_error", "code": "context_length_exceeded", "message": "-"}});
+    for failure in [Value::Null, overflow] {
+        let mut plan = under(CHAINS).settings(&CALM.replace("max_attempts: 2", "max_attempts: 1"));
+        let key = "{ id: limited, key: 'env:LIMITED_KEY', group: main, template: t, budget: { tokens: 1, period: day } }";
+        plan.rows.keys.push(key.to_owned());
+        let mut world = World::start(plan).await;
+        let client = world.client_with("sk-limited");
+        let held = [Action::PauseAfter { events: 0 }, Action::ErrorEventAfter { events: 0, body: failure.clone() }];
+        world.upstream("a").push(Step::new(held));
+        let meanwhile = async {
+            world.calls_until(|calls| calls.len() == 1).await;
+            let spent = limits::spend(&client).await;
+            let before = counts(&world);
+            world.upstream("a").release();
+            (spent, before)
+        };
+        let (answer, (spent, before)) = join(ask(&client, CHAT, "held", true), meanwhile).await;
+        for (answer, attempts) in [(&spent, "0"), (&answer, "1")] {
+            let code = answer.json()["error"]["code"].clone();
+            assert_eq!((answer.status.as_u16(), code), (402, json!("budget_exceeded")), "{failure}");
+            assert_eq!(answer.header("x-waybill-attempts"), Some(attempts));
+            assert_eq!(answer.header("x-should-retry"), Some("false"));
+        }
+        assert_eq!(since(&world, before), [0; 5], "{failure}");
+        world.stop().await;
+        let row = "select outcome, code, status, attempts, fallback from usage_events where session_id = 'held'";
+        assert_eq!(world.table(row), ["refused|budget_exceeded|402|1|0"]);
+    }
+}
+
+/// S3.15: what is refused here is returned as it is, whatever chains there are, and calls nobody.
+#[tokio::test]
+async fn no_local_refusal_leads_along_a_chain() {
+    let mut plan = under(CHAINS);
+    let key = "{ id: guarded, key: 'env:LIMITED_KEY', group: main, template: t, guardrails: { deny: [sphinx] } }";
+    plan.rows.keys.push(key.to_owned());
+    let world = World::start(plan).await;
+    for dialect in DIALECTS {
+        let (known, guarded) = (world.client_with(TEMPLATED), world.client_with("sk-limited"));
+        let mut nowhere = dialect.body("Hello", true);
+        nowhere["model"] = json!("nobody");
+        for (client, headers, body, status) in [
+            (&known.with_key("sk-wrong"), &[][..], dialect.body("Hello", true), 401),
+            (&guarded, &[], dialect.body("about a sphinx", true), 400),
+            (&known, &[], json!({"model": "gpt", "stream": "perhaps"}), 400),
+            (&known, &[("x-session-id", "")], dialect.body("Hello", true), 400),
+            (&known, &[("x-waybill-group", "elsewhere")], dialect.body("Hello", true), 403),
+            (&known, &[], nowhere, 404),
+        ] {
+            let answer = client.post(dialect.path, headers, &body).await;
+            assert_eq!(answer.status, status, "{} {body}: {}", dialect.path, answer.text());
+        }
+    }
+    assert_eq!(counts(&world), [0; 5]);
+}
+
+/// S3.8, S3.18, S3.19: a group that is asked for as a model has chains of its own name; what stood in for it is kept under
+/// that name and no other.
+#[tokio::test]
+async fn a_groups_fallback_is_kept_under_the_groups_name() {
+    let mut plan = under("fallbacks: [{ fleet: [spare] }]");
+    plan.rows.groups = vec!["{ id: fleet, requestable: true }".to_owned()];
+    plan.rows.routes.push("{ model: big, members: [{ channel: large, upstream_model: gpt, group: fleet }] }".to_owned());
+    plan.rows.keys =
+        vec!["{ id: bound, key: 'env:BOTH_KEY', group: main, groups: [fleet], template: t, expose_route: true }".to_owned()];
+    let world = World::start(plan).await;
+    let client = world.client_with(TEMPLATED);
+    let asked = async |model: &str| {
+        let mut body = CHAT.body("Hello", false);
+        body["model"] = json!(model);
+        client.post(CHAT.path, &[("x-session-id", "s")], &body).await
+    };
+    fails(&world, &["large"], &Action::status(503), 2);
+    assert_eq!(served(&asked("fleet").await), "spare/spare true 3");
+    assert_eq!(served(&asked("fleet").await), "spare/spare true 1");
+    assert_eq!(served(&asked("gpt").await), "a/gpt false 1");
+    assert_eq!(served(&asked("fleet/big").await), "large/gpt false 1");
+    fails(&world, &["a", "b"], &Action::status(503), 2);
+    assert_eq!(asked("gpt").await.status, 503, "the group's chain is not its members'");
 }
 
 /// S3.18: a group may stand in, to those who reach it and under no other name: the right is the caller's.

@@ -167,7 +167,7 @@ async fn tokens_a_minute_are_held_back_once_they_are_spent() {
 }
 
 /// Asks until the budget is reached.
-async fn spend(client: &Client) -> Answer {
+pub(crate) async fn spend(client: &Client) -> Answer {
     let spend = async {
         loop {
             let answer = ask(client, "gpt", &[]).await;

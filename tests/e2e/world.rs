@@ -60,13 +60,14 @@ pub(crate) struct Plan {
     pub(crate) group: String,
     /// Further fields of every channel.
     pub(crate) channel: String,
-    /// Further rows of the catalogue: groups, routes and keys, each one line of YAML.
+    /// Further rows of the catalogue, each one line of YAML.
     pub(crate) rows: Rows,
 }
 
 /// Rows of a catalogue beside those that every world has.
 #[derive(Default)]
 pub(crate) struct Rows {
+    pub(crate) channels: Vec<String>,
     pub(crate) groups: Vec<String>,
     pub(crate) routes: Vec<String>,
     pub(crate) keys: Vec<String>,
@@ -110,11 +111,12 @@ impl Plan {
             }
         }
         let lines = |rows: &[String]| rows.iter().map(|row| format!("    - {row}\n")).collect::<String>();
-        let Rows { groups, routes, keys, templates, teams, organizations } = &self.rows;
+        let Rows { channels: more, groups, routes, keys, templates, teams, organizations } = &self.rows;
         let section = |name: &str, rows: &[String]| match rows {
             [] => String::new(),
             rows => format!("  {name}:\n{}", lines(rows)),
         };
+        channels.push_str(&lines(more));
         let route = if self.route.is_empty() { String::new() } else { format!("      {}\n", self.route) };
         format!(
             "{}\ncatalogue:\n  channels:\n{channels}  groups:\n    - {{ id: main, {} }}\n{}  routes:\n    - \
