@@ -67,7 +67,7 @@ async fn a_failure_is_first_tried_again_where_it_happened() {
     assert_eq!(served(&client, CHAT, "s").await, pinned);
 }
 
-/// S2.7, S3.12, C19, D05: sends are exactly as many as attempts, further deployments and the sum allow.
+/// S2.7, S3.12, S3.17, C19, D05: sends are exactly as many as attempts, further deployments and the sum allow.
 #[tokio::test]
 async fn sends_are_bounded_exactly() {
     for (retry, expected) in [
@@ -105,6 +105,26 @@ async fn failures_never_move_a_session() {
         assert_eq!((answer.status.as_u16(), answer.header("x-waybill-attempts")), (503, Some("6")));
         assert_eq!(served(&client, CHAT, session).await, pinned);
     }
+}
+
+/// S3.13: where all fail at a session's first request, nothing is committed but what it claimed at first, and that is
+/// where the next one goes.
+#[tokio::test]
+async fn a_claim_outlives_the_request_that_failed() {
+    let mut world = World::start(Plan::of(&["a", "b", "c"]).settings(CALM)).await;
+    let client = world.client();
+    for session in ["s-1", "s-2", "s-3", "s-4", "s-5"] {
+        let begun = counts(&world);
+        for upstream in world.upstreams.iter() {
+            upstream.push(Step::new([Action::status(503)]).times(2));
+        }
+        let answer = client.post(CHAT.path, &[("x-session-id", session)], &CHAT.body("Hello", true)).await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-waybill-attempts")), (503, Some("6")));
+        let first = |at: &usize| world.upstreams[*at].calls()[begun[*at]].at_ms;
+        assert_eq!(Some(served(&client, CHAT, session).await), (0..3).min_by_key(first), "{session}");
+    }
+    world.stop().await;
+    assert_eq!(world.table("select count(distinct session_id), count(*) from usage_events"), ["5|10"]);
 }
 
 /// S3.12, E24: a route's own deadline for the first token sends the request on; comments and an opening are no token.
@@ -185,7 +205,7 @@ async fn a_request_may_wait_for_the_soonest() {
     assert!(calls[1..].iter().all(|call| call.at_ms - refused >= 1990), "nobody is called while it cools");
 }
 
-/// S2.14, C01, C03, S1.7: failures below the threshold cool nobody; at the threshold the next request goes elsewhere.
+/// S2.14, S3.17, C01, C03, S1.7: failures below the threshold cool nobody; at the threshold the next request goes elsewhere.
 #[tokio::test]
 async fn the_threshold_decides_what_later_requests_see() {
     let settings = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { failure_threshold: 2 }\n";
@@ -203,15 +223,16 @@ async fn the_threshold_decides_what_later_requests_see() {
     assert_eq!(counts(&world), [4, 4]);
 }
 
-/// S3.14, S2.3: a disabled deployment or one of weight 0 loses its sessions at the next request; they do not return.
+/// S3.14, S2.3: a disabled or deleted deployment or one of weight 0 loses its sessions at the next request; they do not
+/// return.
 #[tokio::test]
-async fn disabled_and_weightless_deployments_lose_their_sessions() {
-    for off in ["weight: 0", "status: disabled"] {
+async fn disabled_deleted_and_weightless_deployments_lose_their_sessions() {
+    for off in ["priority: 10, weight: 0", "priority: 10, status: disabled", "-"] {
         let plan = Plan::of(&["a", "b"]);
         let mut world = World::start(plan).await;
         let pinned = served(&world.client(), CHAT, "s").await;
         let mut plan = Plan::of(&["a", "b"]);
-        plan.members[pinned] = format!("priority: 10, {off}");
+        plan.members[pinned] = off.to_owned();
         for plan in [plan, Plan::of(&["a", "b"])] {
             world.stop().await;
             world.configure(&plan);

@@ -114,7 +114,11 @@ async fn every_general_failure_takes_the_same_way() {
         fails(&world, &["a", "b"], &does, 2);
         let before = counts(&world);
         let answer = ask(&client, CHAT, &format!("s-{n}"), true).await;
-        assert_eq!((served(&answer).as_str(), since(&world, before)), ("spare/spare true 5", [2, 2, 1, 0, 0]), "{does:?}");
+        assert_eq!(
+            (served(&answer).as_str(), since(&world, before)),
+            ("spare/spare true 5", [2, 2, 1, 0, 0]),
+            "{does:?}"
+        );
     }
 }
 
@@ -328,8 +332,7 @@ async fn a_target_needs_a_credential_and_the_endpoint() {
         assert_eq!(served(&ask(&client, dialect, "s", false).await), "spare/spare true 1");
     }
     let mut plan = under("fallbacks: [{ gpt: [spare] }]");
-    plan.rows.routes[0] =
-        "{ model: spare, members: [{ channel: spare, group: main, status: disabled }] }".to_owned();
+    plan.rows.routes[0] = "{ model: spare, members: [{ channel: spare, group: main, status: disabled }] }".to_owned();
     world.configure(&plan);
     ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
     for dialect in DIALECTS {
@@ -341,10 +344,12 @@ async fn a_target_needs_a_credential_and_the_endpoint() {
 /// another request has spent since the first send is refused as it is at once, and nobody more is called.
 #[tokio::test]
 async fn a_budget_spent_between_two_sends_is_refused() {
-    let overflow = json!({"error": {"type": "invalid_request_error", "code": "context_length_exceeded", "message": "-"}});
+    let overflow =
+        json!({"error": {"type": "invalid_request_error", "code": "context_length_exceeded", "message": "-"}});
     for failure in [Value::Null, overflow] {
         let mut plan = under(CHAINS).settings(&CALM.replace("max_attempts: 2", "max_attempts: 1"));
-        let key = "{ id: limited, key: 'env:LIMITED_KEY', group: main, template: t, budget: { tokens: 1, period: day } }";
+        let key =
+            "{ id: limited, key: 'env:LIMITED_KEY', group: main, template: t, budget: { tokens: 1, period: day } }";
         plan.rows.keys.push(key.to_owned());
         let mut world = World::start(plan).await;
         let client = world.client_with("sk-limited");
@@ -403,9 +408,12 @@ async fn no_local_refusal_leads_along_a_chain() {
 async fn a_groups_fallback_is_kept_under_the_groups_name() {
     let mut plan = under("fallbacks: [{ fleet: [spare] }]");
     plan.rows.groups = vec!["{ id: fleet, requestable: true }".to_owned()];
-    plan.rows.routes.push("{ model: big, members: [{ channel: large, upstream_model: gpt, group: fleet }] }".to_owned());
-    plan.rows.keys =
-        vec!["{ id: bound, key: 'env:BOTH_KEY', group: main, groups: [fleet], template: t, expose_route: true }".to_owned()];
+    plan.rows
+        .routes
+        .push("{ model: big, members: [{ channel: large, upstream_model: gpt, group: fleet }] }".to_owned());
+    plan.rows.keys = vec![
+        "{ id: bound, key: 'env:BOTH_KEY', group: main, groups: [fleet], template: t, expose_route: true }".to_owned(),
+    ];
     let world = World::start(plan).await;
     let client = world.client_with(TEMPLATED);
     let asked = async |model: &str| {

@@ -61,12 +61,20 @@ async fn callers_never_share_a_session() {
         assert_eq!(served(&tester, CHAT, "gpt").await, pinned);
         assert_eq!(served(&other, CHAT, "gpt").await, elsewhere);
     }
+    // Whatever a client says of itself, its key says whose the session is.
+    let mut claims = CHAT.body("Hello", false);
+    (claims["scope"], claims["user"], claims["metadata"]) =
+        (json!("tester"), json!("tester"), json!({"scope": "tester", "user_id": "tester"}));
+    let headers = ["x-scope", "x-waybill-scope", "openai-organization", "x-user-id"].map(|name| (name, "tester"));
+    let headers: Vec<_> = headers.into_iter().chain([("x-session-id", "s")]).collect();
+    let posing = other.post(&format!("{}?scope=tester", CHAT.path), &headers, &claims).await;
+    assert_eq!(upstream_of(&posing), elsewhere);
     let hashed = async |client: &Client| client.post(CHAT.path, &[], &CHAT.body("Hello", false)).await;
     let (mine, theirs) = (hashed(&tester).await, hashed(&other).await);
     assert_ne!(mine.header("x-session-id"), theirs.header("x-session-id"), "hashes of content are keyed by scope");
     world.stop().await;
-    let rows = world.table("select distinct scope from usage_events where session_id = 's' order by 1");
-    assert_eq!(rows, ["other", "tester"]);
+    let rows = world.table("select scope, count(*) from usage_events where session_id = 's' group by 1 order by 1");
+    assert_eq!(rows, ["other|5", "tester|4"]);
 }
 
 /// CLIENTS 3: vendors' headers name a session where they are known, and nothing where they are off.

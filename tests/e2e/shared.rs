@@ -248,6 +248,26 @@ async fn while_redis_is_frozen_chats_go_on_and_afterwards_the_shared_pins_win() 
     assert_eq!((count("does not answer"), count("answers again")), (1, 1), "{said}");
 }
 
+/// S3.23: while Redis is away a gateway keeps what it has learnt by itself: a session that it has moved stays moved there,
+/// also where a hash of its key alone would lead it back.
+#[tokio::test]
+async fn while_redis_is_away_a_gateway_follows_its_own_moves() {
+    let calm = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
+    let cluster = Cluster::start(&["a", "b"], calm, 100).await;
+    cluster.redis.stop();
+    for session in ["s-1", "s-2", "s-3", "s-4"] {
+        let first = cluster.served(0, session).await;
+        let failing = first.split('/').next().expect("a deployment names its channel");
+        cluster.fleet.upstreams.named(failing).push(Step::new([Action::status(503)]));
+        let second = cluster.served(0, session).await;
+        assert_ne!(second, first);
+        for _ in 0..3 {
+            assert_eq!(cluster.served(0, session).await, second, "{session}");
+        }
+    }
+    cluster.redis.cont();
+}
+
 /// DESIGN.md, section 8: Redis that lost all it held is filled from the log by itself, and gateways that had not seen a
 /// session follow its pin as before.
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::future::join;
 use serde_json::json;
 use tokio::task::JoinSet;
 use waybill_auditor::redecide;
@@ -93,6 +94,66 @@ async fn a_session_stays_where_it_is_until_the_split_takes_that_out() {
     world.configure(&under(&split(&format!("{pinned}=0")), &["a", "b"]));
     ready_when(&world, |detail| detail["catalogue"]["revision"] == 3).await;
     assert_ne!(served(&client, &session).await, pinned);
+}
+
+/// S3.20: the weights of a split also order those that are left when the first has failed.
+#[tokio::test]
+async fn a_split_orders_those_that_are_left() {
+    let plan = under(&format!("{}, retry: {{ max_attempts: 1 }}", split("a=2 b=7 c=1")), &["a", "b", "c"]);
+    let world = World::start(plan).await;
+    for upstream in world.upstreams.iter() {
+        upstream.push(Action::status(503));
+    }
+    let client = world.client_with(TEMPLATED);
+    assert_eq!(client.post(CHAT.path, &[], &CHAT.body("Hello", false)).await.status, 503);
+    let mut calls: Vec<_> = ["a", "b", "c"].map(|name| (world.upstream(name).calls()[0].at_ms, name)).to_vec();
+    calls.sort();
+    assert_eq!(calls.into_iter().map(|(_, name)| name).collect::<Vec<_>>(), ["b", "a", "c"]);
+}
+
+/// S3.14: a session stays with a deployment that others have outrun; where it fails, the strategy says who is next.
+#[tokio::test]
+async fn a_faster_deployment_moves_no_session() {
+    let rule = "retry: { max_attempts: 1 }, model_routes: [{ model: gpt, strategy: latency }]";
+    let mut plan = under(rule, &["a", "b", "c"]);
+    let slow = |name: &str, ms| Settings { first_token_delay_ms: ms, ..Settings::named(name) };
+    plan.upstreams = vec![slow("a", 400), slow("b", 0), slow("c", 800)];
+    let world = World::start(plan).await;
+    let client = world.client_with(TEMPLATED);
+    let mut on_a = None;
+    for name in ["s-1", "s-2", "s-3"] {
+        if served(&client, &[("x-session-id", name)]).await == "a" {
+            on_a = Some([("x-session-id", name)]);
+        }
+    }
+    let on_a = on_a.expect("each of the three was measured once");
+    for _ in 0..3 {
+        assert_eq!(served(&client, &on_a).await, "a");
+        assert_eq!(sent(&client).await, "b");
+    }
+    world.upstream("a").push(Action::status(503));
+    assert_eq!(served(&client, &on_a).await, "b");
+}
+
+/// S3.14: a session stays with a deployment that is busier than others.
+#[tokio::test]
+async fn a_less_busy_deployment_moves_no_session() {
+    let world = World::start(under("model_routes: [{ model: gpt, strategy: least-busy }]", &["a", "b"])).await;
+    let client = world.client_with(TEMPLATED);
+    let session = [("x-session-id", "s")];
+    let pinned = served(&client, &session).await;
+    world.upstream(&pinned).push(Step::new([Action::PauseAfter { events: 2 }]).when(streams()));
+    let body = CHAT.body("a long story", true);
+    let meanwhile = async {
+        world.calls_until(|calls| calls.iter().any(|call| call.stream && call.events == 2)).await;
+        for _ in 0..3 {
+            assert_eq!(served(&client, &session).await, pinned);
+            assert_ne!(sent(&client).await, pinned);
+        }
+        world.upstream(&pinned).release();
+    };
+    let (answer, ()) = join(client.post(CHAT.path, &session, &body), meanwhile).await;
+    assert!(answer.text().contains(CHAT.last));
 }
 
 /// S3.20: the one with the fewest requests in flight goes first, whatever the tiers say.

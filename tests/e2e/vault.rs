@@ -1,5 +1,6 @@
 //! The vault: a request with an `Idempotency-Key` is made once, and the same request gets the same answer (D13).
 
+use futures_util::future::join;
 use serde_json::{Value, json};
 use waybill_servers::nats::{self, Nats};
 use waybill_servers::redis::{Options, Redis};
@@ -7,7 +8,9 @@ use waybill_simulator::{Action, Step};
 
 use crate::client::{Answer, Client};
 use crate::fleet::Fleet;
-use crate::world::{PATIENCE, Plan, World};
+use crate::follow::ready_when;
+use crate::limits;
+use crate::world::{PATIENCE, Plan, Rows, World};
 
 const SPEECH: &str = "/v1/audio/speech";
 
@@ -132,6 +135,34 @@ async fn an_unknown_outcome_is_not_repeated_and_a_known_failure_is() {
     let refused = ask(&world.client(), SPEECH, "died", "Hello").await;
     assert_eq!(refused.status, 409, "{}", refused.text());
     assert_eq!(world.calls().len(), 5);
+}
+
+/// S3.18: a request that was refused after a send because its budget was spent meanwhile has an unknown outcome where
+/// that send has one.
+#[tokio::test]
+async fn a_budget_spent_after_a_send_makes_no_outcome_known() {
+    let budget = |tokens: u32| {
+        let budget = format!("budget: {{ tokens: {tokens}, period: day }}");
+        let keys = vec![format!("{{ id: limited, key: 'env:LIMITED_KEY', group: main, {budget} }}")];
+        let members = ["priority: 1", "priority: 2"].map(str::to_owned).to_vec();
+        Plan { members, rows: Rows { keys, ..Rows::default() }, ..Plan::of(&["a", "b"]) }
+            .settings("retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n")
+    };
+    let world = World::start(budget(1)).await;
+    let client = world.client_with("sk-limited");
+    world.upstreams[0].push(Action::Hang);
+    let meanwhile = async {
+        world.calls_until(|calls| calls.len() == 1).await;
+        limits::spend(&client).await;
+        world.upstreams[0].die().await.expect("an upstream can die");
+    };
+    let (refused, ()) = join(ask(&client, SPEECH, "k", "Hello"), meanwhile).await;
+    assert_eq!((refused.status.as_u16(), refused.header("x-waybill-attempts")), (402, Some("1")));
+    world.configure(&budget(1_000_000));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+    let calls = world.calls().len();
+    check(&settled(&client, "k", "Hello").await, 409, "idempotency_outcome_unknown", NEVER);
+    assert_eq!(world.calls().len(), calls);
 }
 
 /// Gateways that share a Redis share outcomes; without it nothing is made under a key, and all else goes on.

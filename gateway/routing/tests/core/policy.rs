@@ -90,7 +90,7 @@ impl Shop {
         select::look(&ask, &Moment { state: &State::default(), now: Time(0), draw })
     }
 
-    /// What may stand in for a model asked for in `main`.
+    /// What may stand in for a model or group asked for in `main`.
     fn targets(&self, name: &str, recourse: Recourse) -> String {
         let (pool, model) = (self.pool("main", name), ModelName::from(name));
         let subject = Subject { policy: Some(&self.policy), pool: &pool, model: &model };
@@ -319,6 +319,9 @@ fn chains_inherit_override_and_disable_by_source_and_kind() {
     assert_eq!(Shop::with("fallbacks: [{ 'open-*': [gpt] }]").targets("open-1", general), "gpt");
     assert_eq!(Shop::with("fallbacks: [{ 'open-*': [gpt] }, { open-1: [] }]").targets("open-1", general), "");
     assert_eq!(Shop::with("").targets("large", general), "", "a route without fallbacks has none");
+    assert_eq!(Shop::with("fallbacks: [{ pool: [large] }]").targets("pool", general), "large");
+    assert_eq!(Shop::with("fallbacks: [{ pool: [large] }]").targets("gpt", general), "mini", "a member is no group");
+    assert_eq!(Shop::with("fallbacks: [{ gpt: [large] }]").targets("pool", general), "", "a group is no member");
 }
 
 /// S3.12, S3.15, PITFALLS D11: the special chains where they are configured; without one a prompt that does not fit

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use waybill_routing::select::{self, Ask, CANDIDATES_MAX, DRAW_BITS, Moment, decide, score};
 use waybill_routing::state::State;
 use waybill_schema::catalogue::{
-    Catalogue, Channel, Dialect, Group, Member, Place, Pool, Route, Row as CatalogueRow, Rows, Status,
+    Catalogue, Channel, Dialect, Group, Member, Place, Pool, Price, Route, Row as CatalogueRow, Rows, Status,
 };
 use waybill_schema::event::{Affinity, Candidate, Choice, Effect, Endpoint, Exclusion, KeyType, Reason, Sticky};
 use waybill_schema::id::{DeploymentId, MemberId};
@@ -120,6 +120,8 @@ struct World {
     pool: Pool,
     /// The member and incarnation that the session `k` is bound to.
     pin: Option<(String, u64)>,
+    /// Whether the session is there by a claim alone.
+    claimed: bool,
     /// The affinity key of the request.
     key: Option<&'static str>,
     last_resort: bool,
@@ -130,7 +132,7 @@ impl World {
     fn of(lines: Vec<Line>) -> Self {
         let places = lines.iter().map(Line::place).collect();
         let pool = Pool { group: Arc::new(group("g")), route: Arc::new(route("m")), places };
-        Self { lines, pool, pin: None, key: None, last_resort: false, draw: 7 }
+        Self { lines, pool, pin: None, claimed: false, key: None, last_resort: false, draw: 7 }
     }
 
     fn parse(text: &str) -> Self {
@@ -146,7 +148,9 @@ impl World {
     fn state(&self) -> State {
         let mut state = State::default();
         if let Some((name, incarnation)) = &self.pin {
-            state.apply(&facts::fact(1, 0, facts::prefer("k", (name, *incarnation), None, 1000)));
+            let of = (name.as_str(), *incarnation);
+            let event = if self.claimed { facts::claim("k", of) } else { facts::prefer("k", of, None, 1000) };
+            state.apply(&facts::fact(1, 0, event));
         }
         for line in &self.lines {
             let seconds = |at: i64| Some(u64::try_from(at - FAILED_S).expect("a mark ends after the failure"));
@@ -304,14 +308,37 @@ fn a_legal_affinity_beats_tier_and_weight() {
     check(&World::parse("a 1 1000\n b 9 1").pinned("b", 1), "b Affinity; Hit b/m; ");
 }
 
-/// S3.14, S1.7
+/// S3.14: prices say what a send cost, and nothing of where it goes.
+#[test]
+fn a_cheaper_deployment_takes_no_session() {
+    let priced = |dear: &str, draw| {
+        let mut world = World { draw, ..World::parse("a 1 1\n b 1 1\n c 1 1") };
+        for place in &mut world.pool.places {
+            let cost = if place.channel.id.as_str() == dear { 1_000_000 } else { 1 };
+            let price = Price { model: "m".into(), input: cost, output: cost, cached: None, cache_write: None };
+            place.channel = Arc::new(Channel { prices: vec![price], ..Channel::clone(&place.channel) });
+        }
+        world
+    };
+    for dear in ["a", "b", "c"] {
+        check(&priced(dear, 7).pinned(dear, 1), &format!("{dear} Affinity; Hit {dear}/m; "));
+        for draw in 0..50 {
+            assert_eq!(priced(dear, draw).look(), priced("none", draw).look());
+        }
+    }
+}
+
+/// S3.13, S3.14, S1.7
 #[test]
 fn an_affinity_that_is_not_legal_is_skipped() {
     for mark in ["off", "channel-off", "messages-only", "keyless", "spent", "blocked=400", "cooling=120"] {
         let world = World::parse(&format!("a 1 1\n b 9 1 {mark}")).pinned("b", 1);
         let code = format!("{:?}", world.lines[1].code().expect("it is excluded"));
         check(&world, &format!("a Draw; Skipped b/m; {code} 1"));
+        // S3.13: a claim that no success has confirmed is judged alike.
+        check(&World { claimed: true, ..world }, &format!("a Draw; Skipped b/m; {code} 1"));
     }
+    check(&World { claimed: true, ..World::parse("a 1 1\n b 9 1").pinned("b", 1) }, "b Affinity; Hit b/m; ");
     check(&World::parse("a 1 1\n b 9 0").pinned("b", 1), "a Draw; Skipped b/m; ZeroWeight 1");
     check(&World::parse("a 1 1").pinned("deleted", 1), "a Draw; Skipped deleted/m; ");
     check(&World::parse("a 1 1\n b 9 1").pinned("b", 2), "a Draw; Skipped b/m; ");
