@@ -1,6 +1,7 @@
 //! `waybill route`: where a request would go now, decided by the same functions on the folded log, with no side effect.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
@@ -11,10 +12,10 @@ use waybill_routing::policy::{Policy, Subject};
 use waybill_routing::request;
 use waybill_routing::select::{self, Ask, Moment, Shares};
 use waybill_routing::session::{self, Identity, Whose};
-use waybill_schema::catalogue::{Catalogue, Key, StickyMode};
+use waybill_schema::catalogue::{Catalogue, Key, Pool, StickyMode};
 use waybill_schema::config::AllCooling;
-use waybill_schema::event::{Affinity, Choice, Endpoint, Reason, SessionSource};
-use waybill_schema::id::{GroupId, ModelName, ScopeId, SessionId};
+use waybill_schema::event::{Affinity, Choice, Endpoint, Reason, SessionSource, Sticky};
+use waybill_schema::id::{DeploymentId, GroupId, ModelName, ScopeId, SessionId};
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
@@ -92,22 +93,68 @@ impl From<Api> for Endpoint {
 /// Where a request would go.
 #[derive(serde::Serialize)]
 struct Answer {
-    /// The deployment, and why; absent when none is legal.
+    /// The deployment, and why; absent when none is legal, or the caller is refused.
     deployment: Option<String>,
     reason: Option<Reason>,
     /// The affinity key that was looked up.
     sticky: Option<String>,
+    /// The fallback that the session was served by last, where it was.
+    fallback: Option<Fallback>,
     choice: Choice,
+}
+
+/// A session's kept fallback.
+#[derive(serde::Serialize)]
+struct Fallback {
+    /// The targets on the way to it.
+    path: Vec<ModelName>,
+    deployment: DeploymentId,
+    standing: Standing,
+}
+
+/// What becomes of a kept fallback now.
+#[derive(Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Standing {
+    Followed,
+    NotLegal,
+    ChainGone,
+    Refused,
+    NotRepeatable,
+}
+
+/// What is asked about.
+struct Asked<'a> {
+    catalogue: &'a Catalogue,
+    key: &'a Arc<Key>,
+    policy: Option<Policy>,
+    pool: Arc<Pool>,
+    model: ModelName,
+    endpoint: Endpoint,
+    sticky: Option<Sticky>,
+    /// Whether a failed request may be made again whatever became of it.
+    repeatable: bool,
+    last_resort: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let log = data::open_log(&args.data.data)?;
     let Fold { rows, state, .. } = reading::fold(log.connection())?;
     let catalogue = Catalogue::compile(&rows);
-    let key = caller(&catalogue, args.key.as_deref())?;
+    let asked = asked(args, &catalogue)?;
+    let draw = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
+    let answer = asked.answer(&Moment { state: &state, now: Time::wall_clock(), draw });
+    if args.json { table::json(&answer) } else { print(&answer) }
+}
+
+fn asked<'a>(args: &Args, catalogue: &'a Catalogue) -> anyhow::Result<Asked<'a>> {
+    let key = caller(catalogue, args.key.as_deref())?;
     let group = args.group.as_deref().map_or_else(|| key.group.clone(), GroupId::from);
     let pool = catalogue.asked(key, &group, &args.model);
     let pool = pool.with_context(|| format!("the group `{group}` shows no model `{}`", args.model))?;
+    if !catalogue.rights(key).may(&args.model) {
+        bail!("the key `{}` may not ask for `{}`", key.id, args.model);
+    }
     let endpoint = Endpoint::from(args.endpoint);
     let config = args.config.as_deref().map(check::load).transpose()?;
     let mode = match (&pool.group.sticky_policy, &config) {
@@ -120,39 +167,91 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(session) => sticky_of(session, key, &group, &args.model, endpoint, mode)?,
         None => None,
     };
-    let model = ModelName::new(args.model.as_str());
-    let policy = catalogue.templates.get(&key.id).map(|template| Policy::of(template));
-    // What a gateway has on its way is not known here: a strategy that ranks by it is shown with its weights alone.
-    let rule = Subject { policy: policy.as_ref(), pool: &pool, model: &model }.rule();
-    let ask = Ask {
-        pool: &pool,
-        model: &model,
+    let sends_once = config.as_ref().is_some_and(|config| config.retry.responses_single_send);
+    Ok(Asked {
+        catalogue,
+        key,
+        policy: catalogue.templates.get(&key.id).map(|template| Policy::of(template)),
+        pool,
+        model: ModelName::new(args.model.as_str()),
         endpoint,
-        sticky: sticky.as_ref(),
-        exhausted: &[],
-        has_credential: &|place| {
-            place.channel.api_keys.is_empty() || place.channel.api_keys.iter().any(|key| data::resolve(key).is_ok())
-        },
+        sticky,
+        repeatable: !endpoint.is_native() && !(sends_once && endpoint == Endpoint::Responses),
         last_resort: config.as_ref().is_some_and(|config| config.retry.all_cooling == AllCooling::BestEffort),
-        catalogue: catalogue.revision,
-        path: &[],
-        shares: rule.map(|rule| Shares { rule, rank: &|_| 0 }),
-    };
-    let draw = select::draw(uuid::Uuid::new_v4().as_u64_pair().1);
-    let choice = select::look(&ask, &Moment { state: &state, now: Time::wall_clock(), draw });
-    let decided = select::decide(&choice);
-    let answer = Answer {
-        deployment: decided.map(|(index, _)| choice.candidates[index].deployment.to_string()),
-        reason: decided.map(|(_, reason)| reason),
-        sticky: sticky.map(|sticky| sticky.key.to_string()),
-        choice,
-    };
-    if args.json { table::json(&answer) } else { print(&answer) }
+    })
 }
 
-fn caller<'a>(catalogue: &'a Catalogue, named: Option<&str>) -> anyhow::Result<&'a Key> {
+impl Asked<'_> {
+    fn answer(&self, moment: &Moment<'_>) -> Answer {
+        let (fallback, followed) = match self.kept(moment) {
+            None => (None, None),
+            Some((fallback, choice)) => (Some(fallback), choice),
+        };
+        let choice = followed.unwrap_or_else(|| self.look(&self.pool, &[], moment));
+        let is_refused = fallback.as_ref().is_some_and(|fallback| fallback.standing == Standing::Refused);
+        let decided = if is_refused { None } else { select::decide(&choice) };
+        Answer {
+            deployment: decided.map(|(index, _)| choice.candidates[index].deployment.to_string()),
+            reason: decided.map(|(_, reason)| reason),
+            sticky: self.sticky.as_ref().map(|sticky| sticky.key.to_string()),
+            fallback,
+            choice,
+        }
+    }
+
+    /// The session's kept fallback, and the choice that follows it, where one does.
+    fn kept(&self, moment: &Moment<'_>) -> Option<(Fallback, Option<Choice>)> {
+        let record = moment.state.record(&self.sticky.as_ref()?.key, moment.now);
+        let record = record.filter(|record| !record.path.is_empty())?;
+        let rights = self.catalogue.rights(self.key);
+        let admit = |target: &ModelName| {
+            let pool = self.catalogue.target(self.key, &self.pool.group.id, target.as_str());
+            pool.filter(|_| rights.may(target.as_str())).ok_or(())
+        };
+        let (standing, choice) = match self.subject(&self.pool, &self.model).follow(&record.path, admit) {
+            _ if !self.repeatable => (Standing::NotRepeatable, None),
+            Err(()) => (Standing::Refused, None),
+            Ok(None) => (Standing::ChainGone, None),
+            Ok(Some(pool)) => {
+                let choice = self.look(&pool, &record.path, moment);
+                match choice.affinity {
+                    Affinity::Hit(_) => (Standing::Followed, Some(choice)),
+                    Affinity::None | Affinity::Absent | Affinity::Skipped(_) => (Standing::NotLegal, None),
+                }
+            }
+        };
+        Some((Fallback { path: record.path.clone(), deployment: record.deployment.clone(), standing }, choice))
+    }
+
+    fn subject<'a>(&'a self, pool: &'a Pool, model: &'a ModelName) -> Subject<'a> {
+        Subject { policy: self.policy.as_ref(), pool, model }
+    }
+
+    /// Looks at the pool to which `path` led. What a gateway has on its way is not known here: a strategy that ranks by
+    /// it is shown with its weights alone.
+    fn look(&self, pool: &Pool, path: &[ModelName], moment: &Moment<'_>) -> Choice {
+        let model = path.last().unwrap_or(&self.model);
+        let ask = Ask {
+            pool,
+            model,
+            endpoint: self.endpoint,
+            sticky: self.sticky.as_ref(),
+            exhausted: &[],
+            has_credential: &|place| {
+                place.channel.api_keys.is_empty() || place.channel.api_keys.iter().any(|key| data::resolve(key).is_ok())
+            },
+            last_resort: self.last_resort && path.is_empty(),
+            catalogue: self.catalogue.revision,
+            path,
+            shares: self.subject(pool, model).rule().map(|rule| Shares { rule, rank: &|_| 0 }),
+        };
+        select::look(&ask, moment)
+    }
+}
+
+fn caller<'a>(catalogue: &'a Catalogue, named: Option<&str>) -> anyhow::Result<&'a Arc<Key>> {
     match named {
-        Some(name) => catalogue.keys.get(name).map(AsRef::as_ref).ok_or_else(|| anyhow!("there is no key `{name}`")),
+        Some(name) => catalogue.keys.get(name).ok_or_else(|| anyhow!("there is no key `{name}`")),
         None => match catalogue.keys.values().collect::<Vec<_>>().as_slice() {
             [key] => Ok(key),
             [] => bail!("the catalogue has no key"),
@@ -169,7 +268,7 @@ fn sticky_of(
     model: &str,
     endpoint: Endpoint,
     mode: StickyMode,
-) -> anyhow::Result<Option<waybill_schema::event::Sticky>> {
+) -> anyhow::Result<Option<Sticky>> {
     let body = serde_json::json!({"model": model}).to_string();
     let inbound = request::parse(endpoint, body.as_bytes())?;
     let identity = Identity {
@@ -186,12 +285,18 @@ fn sticky_of(
 }
 
 fn print(answer: &Answer) -> anyhow::Result<()> {
-    match (&answer.deployment, &answer.reason) {
-        (Some(deployment), Some(reason)) => table::say(format_args!("{deployment} ({})", Word(reason)))?,
+    let refused = answer.fallback.as_ref().filter(|fallback| fallback.standing == Standing::Refused);
+    match (&answer.deployment, &answer.reason, refused) {
+        (Some(deployment), Some(reason), _) => table::say(format_args!("{deployment} ({})", Word(reason)))?,
+        (.., Some(_)) => table::say("nowhere: the key may not use what its session was served by")?,
         _ => table::say("nowhere: no candidate is legal")?,
     }
     if let Some(sticky) = &answer.sticky {
         table::say(format_args!("affinity {sticky}: {}", read(&answer.choice.affinity)))?;
+    }
+    if let Some(Fallback { path, deployment, standing }) = &answer.fallback {
+        let path: Vec<&str> = path.iter().map(ModelName::as_str).collect();
+        table::say(format_args!("fallback {} at {deployment}: {}", path.join(" > "), standing.says()))?;
     }
     table::print(
         &["deployment", "priority", "weight", "failures", "excluded"],
@@ -206,6 +311,18 @@ fn print(answer: &Answer) -> anyhow::Result<()> {
             ]
         }),
     )
+}
+
+impl Standing {
+    fn says(self) -> &'static str {
+        match self {
+            Self::Followed => "is followed",
+            Self::NotLegal => "is not legal now",
+            Self::ChainGone => "no chain leads there any more",
+            Self::Refused => "is refused to the key",
+            Self::NotRepeatable => "is not reused by a request that may not be repeated",
+        }
+    }
 }
 
 fn read(affinity: &Affinity) -> String {

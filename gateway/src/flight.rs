@@ -330,7 +330,7 @@ impl Flight {
         }
         let mut walk = std::mem::take(&mut self.walk);
         walk.turn(&self.context.model, &self.leg.path, &self.subject(&self.leg).targets(recourse));
-        let leads = |path: Vec<ModelName>| Some(Leg { pool: self.admitted(&path).ok()?, path, pinned: false });
+        let leads = |path: Vec<ModelName>| Some(Leg { pool: self.admitted(path.last()?).ok()?, path, pinned: false });
         let leg = std::iter::from_fn(|| walk.step()).find_map(leads);
         self.walk = walk;
         let Some(leg) = leg else { return false };
@@ -532,20 +532,13 @@ impl Flight {
         let key = self.sticky_key().filter(|_| self.sends == 0 && self.crossing == Crossing::Free && self.is_home());
         let record = key.and_then(|key| moment.state.record(key, moment.now));
         let Some(path) = record.map(|record| &record.path).filter(|path| !path.is_empty()) else { return Ok(None) };
-        let mut leg = self.leg.clone();
-        for (at, target) in path.iter().enumerate() {
-            if !self.subject(&leg).reaches(target) {
-                return Ok(None);
-            }
-            let path = path[..=at].to_vec();
-            leg = Leg { pool: self.admitted(&path)?, path, pinned: true };
-        }
-        Ok(Some(leg))
+        let pool = self.subject(&self.leg).follow(path, |target| self.admitted(target))?;
+        Ok(pool.map(|pool| Leg { pool, path: path.clone(), pinned: true }))
     }
 
-    /// The pool of the target at the end of `path`, where the caller may use it, under whatever name.
-    fn admitted(&self, path: &[ModelName]) -> Result<Arc<Pool>, Refusal> {
-        let target = path.last().expect("a path leads to a target").as_str();
+    /// The pool of a fallback target, where the caller may use it, under whatever name.
+    fn admitted(&self, target: &ModelName) -> Result<Arc<Pool>, Refusal> {
+        let target = target.as_str();
         if !self.rights.may(target) {
             return Err(Refusal::ModelNotPermitted(target.to_owned()));
         }

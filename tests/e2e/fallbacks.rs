@@ -466,6 +466,61 @@ async fn the_bound_on_sends_holds_over_all_chains() {
     }
 }
 
+/// S3.19: `waybill route` shows a session's kept fallback and what becomes of it, as the next request then finds.
+#[tokio::test]
+async fn asking_for_the_route_shows_a_kept_fallback() {
+    const SPEECH: &str = "/v1/audio/speech";
+    let world = World::start(under(CHAINS)).await;
+    let client = world.client_with(TEMPLATED);
+    let args = |endpoint: &'static str| {
+        ["route", "--model", "gpt", "--key", "bound", "--session", "s", "--endpoint", endpoint]
+    };
+    let route = async |endpoint| -> Value {
+        world.settled().await;
+        let told = world.command(&[&args(endpoint)[..], &["--json"]].concat()).await;
+        let told: Value = serde_json::from_str(&told).expect("`--json` gives JSON");
+        json!([told["deployment"], told["reason"], told["fallback"]["path"], told["fallback"]["standing"]])
+    };
+    assert_eq!(route("chat").await, json!(["a/gpt", "draw", null, null]));
+    fails(&world, &["a", "b"], &Action::status(503), 2);
+    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "spare/spare true 5");
+    assert_eq!(route("chat").await, json!(["spare/spare", "affinity", ["spare"], "followed"]));
+    let text = world.command(&args("chat")).await;
+    assert!(
+        text.contains("spare/spare (affinity)") && text.contains("fallback spare at spare/spare: is followed"),
+        "{text}"
+    );
+    assert_eq!(route("messages").await, json!(["a/gpt", "draw", null, null]), "each endpoint has its own");
+
+    fails(&world, &["a", "b"], &Action::status(429), 2);
+    let headers = [("content-type".to_owned(), "audio/mpeg".to_owned())].into();
+    world.upstream("spare").push(Action::Status { status: 200, headers, body: json!("ID3") });
+    let speech = client.post(SPEECH, &[("x-session-id", "s")], &json!({"model": "gpt", "input": "Hello"})).await;
+    assert_eq!(served(&speech), "spare/spare true 5");
+    assert_eq!(route("speech").await, json!(["a/gpt", "draw", ["spare"], "not_repeatable"]));
+
+    let narrow = Plan {
+        rows: Rows {
+            keys: vec!["{ id: bound, key: 'env:BOTH_KEY', group: main, template: t, models: [gpt] }".to_owned()],
+            ..under(CHAINS).rows
+        },
+        ..under(CHAINS)
+    };
+    world.configure(&narrow);
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+    assert_eq!(route("chat").await, json!([null, null, ["spare"], "refused"]));
+    let text = world.command(&args("chat")).await;
+    assert!(text.starts_with("nowhere: the key may not use what its session was served by"), "{text}");
+    assert_eq!(ask(&client, CHAT, "s", false).await.status, 403);
+    let refused = world.refused(&["route", "--model", "spare", "--key", "bound"]).await;
+    assert!(refused.contains("may not ask for `spare`"), "{refused}");
+    world.configure(&under("fallbacks: [{ gpt: [mild] }]"));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 3).await;
+    assert_eq!(route("chat").await, json!(["a/gpt", "draw", ["spare"], "chain_gone"]));
+    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "a/gpt false 1");
+    assert_eq!(route("chat").await, json!(["a/gpt", "affinity", null, null]));
+}
+
 /// S3.19: a session's fallback that fails leads back to what was asked for, and what serves then is its new place.
 #[tokio::test]
 async fn a_failing_fallback_leads_back_home() {

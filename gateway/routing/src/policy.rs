@@ -4,6 +4,7 @@
 //! lookup; a policy is compiled with the catalogue, when that changes.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use waybill_schema::catalogue::{Chain, Place, Pool, Strategy, Template};
 use waybill_schema::id::{DeploymentId, ModelName};
@@ -121,6 +122,27 @@ impl<'a> Subject<'a> {
     pub fn reaches(&self, target: &ModelName) -> bool {
         let chains = [Some(self.general()), self.context(), self.content()];
         chains.into_iter().flatten().any(|targets| targets.contains(target))
+    }
+
+    /// The pool at the end of `path`, by which a session was once led to a fallback model, while every step of it is still
+    /// one of some chain (S3.19). `admit` gives the pool of a target, or refuses it to the caller.
+    pub fn follow<E>(
+        &self,
+        path: &[ModelName],
+        admit: impl Fn(&ModelName) -> Result<Arc<Pool>, E>,
+    ) -> Result<Option<Arc<Pool>>, E> {
+        let mut reached: Option<(Arc<Pool>, &ModelName)> = None;
+        for target in path {
+            let leads = match &reached {
+                None => self.reaches(target),
+                Some((pool, model)) => Subject { policy: self.policy, pool, model }.reaches(target),
+            };
+            if !leads {
+                return Ok(None);
+            }
+            reached = Some((admit(target)?, target));
+        }
+        Ok(reached.map(|(pool, _)| pool))
     }
 
     /// The template's chain for the model, else the model's default, which its route names.

@@ -362,6 +362,32 @@ fn a_target_is_reached_as_long_as_a_chain_leads_there() {
     assert!(Subject { policy: None, pool: &pool, model: &model }.reaches(&"mini".into()), "without a template, too");
 }
 
+/// S3.19: a kept path is followed while each of its steps is one of a chain; a step that is refused refuses the whole.
+#[test]
+fn a_path_is_followed_to_its_end_or_not_at_all() {
+    let follow = |template: &str, path: &[&str], refused: &str| {
+        let shop = Shop::with(template);
+        let (pool, model) = (shop.pool("main", "gpt"), ModelName::from("gpt"));
+        let path: Vec<ModelName> = path.iter().copied().map(ModelName::from).collect();
+        let admit = |target: &ModelName| match target.as_str() {
+            name if name == refused => Err(name.to_owned()),
+            name => Ok(shop.pool("main", name)),
+        };
+        let followed = Subject { policy: Some(&shop.policy), pool: &pool, model: &model }.follow(&path, admit);
+        followed.map(|pool| pool.map_or_else(String::new, |pool| pool.route.model.to_string()))
+    };
+    let ok = |model: &str| Ok(model.to_owned());
+    let chains = "fallbacks: [{ gpt: [mini] }, { mini: [large] }]";
+    assert_eq!(follow(chains, &["mini"], ""), ok("mini"));
+    assert_eq!(follow(chains, &["mini", "large"], ""), ok("large"));
+    assert_eq!(follow(chains, &["large"], ""), ok(""), "no chain of `gpt` leads there");
+    assert_eq!(follow("fallbacks: [{ gpt: [mini] }]", &["mini", "large"], ""), ok(""));
+    assert_eq!(follow("fallbacks: [{ gpt: [] }, { mini: [large] }]", &["mini", "large"], ""), ok(""));
+    assert_eq!(follow(chains, &["mini", "large"], "mini"), Err("mini".to_owned()));
+    assert_eq!(follow(chains, &["mini", "large"], "large"), Err("large".to_owned()));
+    assert_eq!(follow("fallbacks: [{ gpt: [] }]", &["mini"], "mini"), ok(""), "what is not reached is not refused");
+}
+
 /// PITFALLS D01, D03, D18: a walk goes into a target's own chain before the next target, tries none twice, and ends.
 #[test]
 fn a_walk_tries_every_target_once_and_ends() {
