@@ -1,6 +1,6 @@
 //! Failover and stickiness: who is sent to, how often, and where a session is afterwards. The upstreams' logs count.
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use serde_json::json;
 use waybill_simulator::{Action, End, Step};
 
@@ -125,6 +125,29 @@ async fn a_claim_outlives_the_request_that_failed() {
     }
     world.stop().await;
     assert_eq!(world.table("select count(distinct session_id), count(*) from usage_events"), ["5|10"]);
+}
+
+/// S3.22, PITFALLS A12: an answer that comes late from where its session was does not take the session back.
+#[tokio::test]
+async fn a_late_success_moves_no_session_back() {
+    let world = World::start(Plan::of(&["a", "b"]).settings(CALM)).await;
+    let client = world.client();
+    for dialect in DIALECTS {
+        let pinned = served(&client, dialect, "s").await;
+        let begun = world.upstreams[pinned].calls().len();
+        world.upstreams[pinned].push(Step::new([Action::PauseAfter { events: 3 }]));
+        let meanwhile = async {
+            world.upstreams[pinned].wait_for(|calls| calls[begun..].iter().any(|call| call.events == 3)).await;
+            world.upstreams[pinned].push(Step::new([Action::status(503)]).times(2));
+            assert_eq!(served(&client, dialect, "s").await, 1 - pinned);
+            world.upstreams[pinned].release();
+        };
+        let (late, ()) = join(served(&client, dialect, "s"), meanwhile).await;
+        assert_eq!(late, pinned);
+        for _ in 0..3 {
+            assert_eq!(served(&client, dialect, "s").await, 1 - pinned, "{}", dialect.path);
+        }
+    }
 }
 
 /// S3.12, E24: a route's own deadline for the first token sends the request on; comments and an opening are no token.

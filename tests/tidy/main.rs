@@ -113,6 +113,24 @@ fn every_decision_record_is_one_numbered_page() {
     assert!(numbers.iter().enumerate().all(|(index, number)| index + 1 == *number), "ADRs are numbered {numbers:?}");
 }
 
+/// `docs/behaviour.md` says of each rule which test shows it, by module and name.
+#[test]
+fn every_test_that_the_behaviour_page_names_is_there() {
+    let tests = our_sources().into_iter().map(|file| (file.with_extension(""), read(&file)));
+    let tests: Vec<(PathBuf, String)> = tests.filter(|(_, text)| text.contains("test]")).collect();
+    let page = read(&root().join("docs/behaviour.md"));
+    let names = page.split('`').skip(1).step_by(2).filter(|word| word.matches('_').count() > 2);
+    let missing: Vec<&str> =
+        names.filter(|name| !tests.iter().any(|(file, text)| is_test_of(file, text, name))).collect();
+    assert!(missing.is_empty(), "no such tests: {missing:#?}");
+}
+
+/// Whether `path`, a test's name behind its modules, is in the text of `file`.
+fn is_test_of(file: &Path, text: &str, path: &str) -> bool {
+    let (modules, name) = path.rsplit_once("::").unwrap_or(("", path));
+    file.ends_with(modules.replace("::", "/")) && text.contains(&format!("fn {name}("))
+}
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the workspace").to_owned()
 }
