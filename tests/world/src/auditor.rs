@@ -170,7 +170,7 @@ fn channel(id: &str) -> Row {
         id: id.into(),
         status: Status::Active,
         base_url: format!("http://{id}/v1"),
-        dialects: vec![Dialect::Chat],
+        dialects: vec![Dialect::Responses],
         api_keys: Vec::new(),
         models: Vec::new(),
         labels: Default::default(),

@@ -7,14 +7,16 @@ use std::sync::Arc;
 
 use waybill_routing::classify::{self, Verdict};
 use waybill_routing::dispatch::{self, Limits, Next, Replay, Search};
+use waybill_routing::ownership::{self, Name, Own, Owners, Unowned};
 use waybill_routing::select::{self, Ask, Moment};
 use waybill_routing::state::State;
 use waybill_schema::catalogue::{Catalogue, Place, Pool};
 use waybill_schema::event::{
     Affinity, AffinityRead, Alive, Attempt, Choice, Class, Context, Effect, Endpoint, Epoch, Event, KeyType, Outcome,
-    Preference, Reason, Request, Selection, SessionSource, Started, Sticky, Thresholds, Usage,
+    Ownedness, Ownership, Preference, Reason, Request, Selection, SessionSource, Started, Sticky, Thresholds, Usage,
 };
 use waybill_schema::id::{AffinityKey, DeploymentId, RequestId, Revision, WriterId};
+use waybill_schema::redis::Owner;
 use waybill_schema::time::Time;
 
 use crate::auditor::{GROUP, MODEL, Reading};
@@ -25,7 +27,7 @@ use crate::redis::Redis;
 use crate::schedule::Dice;
 use crate::shipper::{FRAME_FACTS_MAX, Found, Shipper};
 use crate::spool::{Spool, Spooled, Stamp, place_of};
-use crate::upstream::{Answer, Call, RETRY_AFTER_SECONDS, Upstreams};
+use crate::upstream::{Answer, Call, RETRY_AFTER_SECONDS, Upstreams, response_of};
 
 /// The thresholds of this world.
 pub const THRESHOLDS: Thresholds =
@@ -34,6 +36,12 @@ pub const THRESHOLDS: Thresholds =
 pub const STICKY_TTL_MS: u64 = 300_000;
 /// Sessions there are.
 pub const SESSIONS: usize = 6;
+/// The one tenant.
+pub const SCOPE: &str = "acme";
+/// The API that all requests speak.
+const ENDPOINT: Endpoint = Endpoint::Responses;
+/// More responses than a life of a process makes.
+const OWNERS_MAX: usize = 8192;
 
 /// What lies outside a gateway.
 #[derive(Debug)]
@@ -94,6 +102,8 @@ pub struct Process {
     reading: Reading,
     catalogue: Arc<Catalogue>,
     flights: Vec<Flight>,
+    /// Who owns what it has made.
+    owners: Owners,
     /// What its clock is behind the log's time scale, as learnt from its own projected facts, in milliseconds.
     behind_log_ms: i64,
 }
@@ -104,6 +114,8 @@ struct Flight {
     request: RequestId,
     context: Context,
     pool: Arc<Pool>,
+    /// The call whose response it goes on from.
+    parent: Option<usize>,
     base: Option<Revision>,
     begun: Time,
     sends: u16,
@@ -288,16 +300,24 @@ impl Gateway {
         self.superseded |= self.anchored;
     }
 
-    /// A request of `session` comes in.
-    pub fn ask(&mut self, session: usize, request: RequestId, out: &mut Outside<'_>) {
+    /// A request of `session` comes in, or one that goes on from the response of the call `parent`.
+    pub fn ask(&mut self, session: usize, parent: Option<usize>, request: RequestId, out: &mut Outside<'_>) {
         let now = self.log_time(out.now);
         let Some(process) = self.process.as_ref().filter(|process| process.serves && !self.spool.full) else { return };
-        let context = context(session);
         let Some(pool) = process.catalogue.pool(&GROUP.into(), MODEL) else { return };
+        let asked = match parent {
+            None => Some((pool, format!("s-{session}"))),
+            Some(parent) => self.held_to_owner(&pool, parent, out),
+        };
+        let Some((pool, session)) = asked else {
+            out.book.n_refused += 1;
+            return;
+        };
         let flight = Flight {
             request,
-            context,
+            context: context(&session),
             pool,
+            parent,
             base: None,
             begun: self.clock(out.now),
             sends: 0,
@@ -306,13 +326,41 @@ impl Gateway {
         };
         let limits = Limits {
             max_attempts: 2,
-            retry_times: 2,
+            retry_times: if parent.is_some() { 0 } else { 2 },
             sends_max: 5,
             backoff_ms: 100,
             deadline: now.plus_ms(120_000),
-            replay: Replay::Free,
+            replay: if parent.is_some() { Replay::RefusedOnly } else { Replay::Free },
         };
         self.search(flight, dispatch::begin(limits), out);
+    }
+
+    /// What of `pool` owns the response of the call `parent`, and the session that is inherited; nothing where that
+    /// cannot be told, is not whole, or is gone.
+    fn held_to_owner(&self, pool: &Arc<Pool>, parent: usize, out: &Outside<'_>) -> Option<(Arc<Pool>, String)> {
+        let owner = self.owner(&response_of(parent), out).ok()?;
+        ownership::continues(&owner, MODEL, ENDPOINT).ok()?;
+        let session = owner.session.to_string();
+        if out.mutation == Some(Mutation::ContinuationFollowsSession) {
+            return Some((pool.clone(), session));
+        }
+        let connection = self.process.as_ref()?.catalogue.connection(&owner.channel);
+        let here = |place: &&Place| place.deployment == owner.deployment && connection == Some(owner.incarnation);
+        let places: Vec<Place> = pool.places.iter().filter(here).cloned().collect();
+        let pool = Pool { group: pool.group.clone(), route: pool.route.clone(), places };
+        (!pool.places.is_empty()).then(|| (Arc::new(pool), session))
+    }
+
+    /// Who owns a response, by the shared state and by what this process has made.
+    fn owner(&self, name: &Name, out: &Outside<'_>) -> Result<Owner, Unowned> {
+        let process = self.process.as_ref().filter(|_| !self.no_redis).ok_or(Unowned::Unreadable)?;
+        let own = Own {
+            writer: self.writer.clone(),
+            epoch: self.spool.last().map_or(0, |last| last.epoch),
+            owner: process.owners.get(name).map(|held| held.owner.clone()),
+            forgotten: process.owners.forgotten(),
+        };
+        ownership::judge(out.redis.sight(name), own, self.log_time(out.now))
     }
 
     /// Chooses a deployment, records the choice, and sends; or ends the request where nothing is legal.
@@ -335,15 +383,18 @@ impl Gateway {
             },
             &Moment { state: &state, now, draw: select::draw(out.dice.roll()) },
         );
-        self.read_claim(&mut choice, &flight.context, out);
+        if flight.parent.is_none() {
+            self.read_claim(&mut choice, &flight.context, out);
+        }
         let Some((index, reason)) = select::decide(&choice) else {
             return self.land(flight, Vec::new(), Outcome::Failed, out);
         };
         let candidate = &choice.candidates[index];
         let place = flight.pool.places.iter().find(|place| place.member.id == candidate.member);
         let place = place.expect("every candidate is a place of the pool").clone();
-        let claim = flight.sends == 0 && choice.affinity == Affinity::Absent;
-        let read = base_of(&choice.affinity);
+        let claim = flight.sends == 0 && choice.affinity == Affinity::Absent && flight.parent.is_none();
+        // A continuation moves no session.
+        let read = base_of(&choice.affinity).filter(|_| flight.parent.is_none());
         let selection = Selection { claim, ..flight.selection(&place, reason, Some(choice)) };
         let Some(revision) = self.record(vec![Event::Selection(Box::new(selection))], out.now, out.book) else {
             return;
@@ -385,6 +436,8 @@ impl Gateway {
             deployment: place.deployment.clone(),
             selection,
             life: self.life(),
+            parent: flight.parent,
+            named: false,
             began: out.now,
             ended: None,
         });
@@ -393,8 +446,36 @@ impl Gateway {
         process.flights.push(flight);
     }
 
+    /// Notes who makes the response that an upstream has named at the beginning of its answer to `call`.
+    pub fn began(&mut self, call: usize, out: &mut Outside<'_>) {
+        let fact = self.ownership(call, Ownedness::Provisional);
+        self.record(fact.into_iter().collect(), out.now, out.book);
+    }
+
+    fn ownership(&self, call: usize, state: Ownedness) -> Option<Event> {
+        let process = self.process.as_ref()?;
+        let flight =
+            process.flights.iter().find(|flight| flight.open.as_ref().is_some_and(|open| open.call == call))?;
+        let Open { place, .. } = flight.open.as_ref()?;
+        let Name { scope, response } = response_of(call);
+        Some(Event::Ownership(Box::new(Ownership {
+            response,
+            state,
+            request: flight.request.clone(),
+            scope,
+            model: flight.context.model.clone(),
+            endpoint: ENDPOINT,
+            deployment: place.deployment.clone(),
+            channel: place.channel.id.clone(),
+            incarnation: process.catalogue.connection(&place.channel.id)?,
+            session: flight.context.session.clone(),
+            source: flight.context.source,
+        })))
+    }
+
     /// Takes what an upstream, or the client, made of `call`.
     pub fn answered(&mut self, call: usize, answer: Answer, out: &mut Outside<'_>) {
+        let owned = self.ownership(call, Ownedness::Final);
         let Some(process) = &mut self.process else { return };
         let mine = |flight: &Flight| flight.open.as_ref().is_some_and(|open| open.call == call);
         let Some(index) = process.flights.iter().position(mine) else { return };
@@ -404,9 +485,10 @@ impl Gateway {
         let ended = flight.ended(&open, &verdict, self.clock(out.now));
         match answer {
             Answer::Success => {
-                let events = vec![ended, flight.preference(&open.place)];
+                let events = [ended, flight.preference(&open.place)].into_iter().chain(owned).collect();
                 open.attempt.commit();
                 self.land(flight, events, Outcome::Success, out);
+                self.show(&response_of(call), out);
             }
             Answer::Cut => {
                 open.attempt.commit();
@@ -449,6 +531,15 @@ impl Gateway {
         self.record(events, out.now, out.book);
     }
 
+    /// Shows the others who owns a response, where that is on the disk.
+    fn show(&self, name: &Name, out: &mut Outside<'_>) {
+        let owner = self.process.as_ref().and_then(|process| process.owners.get(name)).map(|held| &held.owner);
+        let owner = owner.filter(|owner| owner.state == Ownedness::Final && !self.no_redis);
+        if let Some(owner) = owner.cloned() {
+            out.redis.show(name.clone(), owner);
+        }
+    }
+
     /// The shared state, and on top of it every fact of its own that the watermark does not cover.
     fn view(&mut self, redis: &Redis, now: Time) -> State {
         let shared = redis.shared().filter(|_| !self.no_redis);
@@ -466,7 +557,16 @@ impl Gateway {
 
     fn record(&mut self, events: Vec<Event>, now: Time, book: &mut Book) -> Option<Revision> {
         let stamp = self.stamp(now);
-        self.spool.append(events, stamp, book)
+        let owned = |event: &Event| match event {
+            Event::Ownership(ownership) => Some(ownership.clone()),
+            _ => None,
+        };
+        let owned: Vec<Box<Ownership>> = events.iter().filter_map(owned).collect();
+        let first = self.spool.append(events, stamp, book)?;
+        if let Some(process) = &mut self.process {
+            owned.iter().for_each(|ownership| drop(process.owners.apply(ownership, first.number, now)));
+        }
+        Some(first)
     }
 
     fn stamp(&self, now: Time) -> Stamp {
@@ -490,6 +590,7 @@ impl Process {
             reading: Reading::default(),
             catalogue: Arc::default(),
             flights: Vec::new(),
+            owners: Owners::with_capacity(OWNERS_MAX),
             behind_log_ms: 0,
         }
     }
@@ -505,7 +606,11 @@ impl Flight {
             deployment: place.deployment.clone(),
             incarnation: place.incarnation,
             upstream_model: place.upstream_model.clone(),
-            reason: if !first && reason == Reason::Draw { Reason::Next } else { reason },
+            reason: match reason {
+                Reason::Draw | Reason::Affinity if self.parent.is_some() => Reason::Owner,
+                Reason::Draw if !first => Reason::Next,
+                other => other,
+            },
             claim: false,
             choice,
             context: first.then(|| self.context.clone()),
@@ -573,19 +678,18 @@ fn sticky_key(context: &Context) -> &AffinityKey {
     &context.sticky.as_ref().expect("every session of this world sticks").key
 }
 
-fn context(session: usize) -> Context {
-    let name = format!("s-{session}");
+fn context(session: &str) -> Context {
     Context {
-        scope: "acme".into(),
-        key: "acme".into(),
+        scope: SCOPE.into(),
+        key: SCOPE.into(),
         group: GROUP.into(),
         model: MODEL.into(),
-        endpoint: Endpoint::Chat,
+        endpoint: ENDPOINT,
         stream: true,
-        session: name.as_str().into(),
+        session: session.into(),
         source: SessionSource::Explicit,
         signal: "header:x-session-id".into(),
-        sticky: Some(Sticky { key: AffinityKey::new(format!("acme|{name}")), by: KeyType::Conv }),
+        sticky: Some(Sticky { key: AffinityKey::new(format!("{SCOPE}|{session}")), by: KeyType::Conv }),
     }
 }
 
@@ -595,10 +699,10 @@ fn verdict(answer: Answer, now: Time) -> Verdict {
         Answer::Success => Verdict::ended(Class::Success, Effect::Recover),
         Answer::Cut => Verdict::ended(Class::Interrupted, Effect::Count),
         Answer::Left => Verdict::ended(Class::Cancelled, Effect::None),
-        Answer::Fails => classify::head(Endpoint::Chat, 503, &|_| None, b"{}", now),
+        Answer::Fails => classify::head(ENDPOINT, 503, &|_| None, b"{}", now),
         Answer::Limited => {
             let headers = |name: &str| (name == "retry-after").then_some(seconds.as_str());
-            classify::head(Endpoint::Chat, 429, &headers, b"{}", now)
+            classify::head(ENDPOINT, 429, &headers, b"{}", now)
         }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use waybill_auditor::catalogue::WRITER;
 use waybill_events::log::Seq;
 use waybill_projections::chain::Chains;
-use waybill_schema::event::{Batch, Class, Event, Fact};
+use waybill_schema::event::{Batch, Class, Event, Fact, Ownedness, Ownership};
 use waybill_schema::id::{Revision, WriterId};
 use waybill_schema::time::Time;
 
@@ -15,7 +15,7 @@ use crate::gateway::Gateway;
 use crate::log::{Kept, LEADER_SKEW_MS_MAX, Life, TRANSIT_MS_MAX, WorldLog};
 use crate::naive::{Naive, class_of};
 use crate::projector::{Memory, Store};
-use crate::upstream::{Call, Upstreams};
+use crate::upstream::{Answer, Call, Upstreams};
 
 /// A rule of the house.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,9 @@ pub enum Rule {
     Pins,
     /// A member rests as long as its own failures since it was made say, and no longer.
     Rests,
+    /// A response is where it was made. Who continues it is sent there and nowhere else, once it has come to its end; one
+    /// that was cut has no owner to continue it.
+    Owners,
     /// The catalogue is its batches one after the other; no acknowledged edit is lost; an undo restores exactly.
     Catalogue,
     /// When all is well again, everything recorded is in the log.
@@ -76,6 +79,8 @@ pub struct Book {
     made: BTreeMap<Revision, Vec<Made>>,
     /// Batches that an auditor was told are stored.
     pub acknowledged: Vec<Batch>,
+    /// Continuations that were refused.
+    pub n_refused: usize,
 }
 
 #[derive(Debug)]
@@ -164,6 +169,9 @@ impl Watch {
             let held = gateways[call.life.gateway].spool.at((call.selection.epoch, call.selection.number));
             let announced = held.is_some_and(|held| announces(&held.fact.event, call));
             hold(Rule::Announced, announced, || format!("{call:?} was not announced"))?;
+            let parent = call.parent.map(|parent| &upstreams.calls[parent]);
+            let goes_home = parent.is_none_or(|made| is_whole(made) && made.deployment == call.deployment);
+            hold(Rule::Owners, goes_home, || format!("{call:?} goes on from {parent:?}"))?;
         }
         self.n_calls = upstreams.calls.len();
         Ok(())
@@ -181,7 +189,9 @@ impl Watch {
             return Ok(());
         }
         let naive = &mut self.naive[index];
-        naive.read_to(log, &memory.at);
+        if naive.read_to(log, &memory.at) {
+            naive.check_owners(memory)?;
+        }
         naive.check_fold(memory)?;
         if store.checkpoint == memory.at { naive.check_table(&store.table) } else { Ok(()) }
     }
@@ -194,6 +204,11 @@ impl Watch {
             let mut facts = gateway.spool.facts().iter().map(|held| &held.fact.revision);
             let lost = facts.find(|revision| !in_log.contains_key(revision));
             hold(Rule::NothingIsLost, lost.is_none(), || format!("{lost:?} is not in the log"))?;
+        }
+        for ownership in in_log.values().filter_map(|event| whole(event)) {
+            let made = ownership.response.parse().ok().and_then(|call: usize| upstreams.calls.get(call));
+            let true_owner = made.is_some_and(|made| is_whole(made) && made.deployment == ownership.deployment);
+            hold(Rule::Owners, true_owner, || format!("{ownership:?} is of {made:?}"))?;
         }
         let naive = &self.naive[0];
         let mut known = BTreeSet::new();
@@ -214,6 +229,18 @@ impl Watch {
         }
         let stray = naive.table().attempts.keys().find(|key| !known.contains(*key));
         hold(Rule::RowsAreCalls, stray.is_none(), || format!("no call belongs to the row {stray:?}"))
+    }
+}
+
+fn is_whole(call: &Call) -> bool {
+    matches!(call.ended, Some((_, Answer::Success)))
+}
+
+/// What an event says of a response that came to its end.
+fn whole(event: &Event) -> Option<&Ownership> {
+    match event {
+        Event::Ownership(ownership) if ownership.state == Ownedness::Final => Some(ownership),
+        _ => None,
     }
 }
 

@@ -4,7 +4,7 @@
 //! The idea. Everything that makes a distributed system hard (delay, loss, doubled messages, kills, frozen processes
 //! that come back, cut networks, wrong clocks, a log that forgets its end) is drawn from one seed, so a world can be
 //! lived again byte for byte. What decides and what folds is the real code: frames, batches and undo, selection,
-//! dispatch, classification, routing state, gate and usage fold. What is files and threads in the real thing (spool,
+//! dispatch, classification, routing state, owners, gate and usage fold. What is files and threads in the real thing (spool,
 //! shipper, stores) is a value here that keeps the same rules.
 //!
 //! After every step the [`invariants`] are checked, against models that share nothing with the code: the upstreams' own

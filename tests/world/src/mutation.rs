@@ -6,7 +6,7 @@
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::NO_EPOCH;
 use waybill_schema::catalogue::RowKind;
-use waybill_schema::event::{Act, Alive, Attempt, Effect, Event, Fact, Operator};
+use waybill_schema::event::{Act, Alive, Attempt, Effect, Event, Fact, Operator, Ownedness};
 use waybill_schema::id::{MemberId, Revision};
 use waybill_schema::time::Time;
 
@@ -37,13 +37,17 @@ pub enum Mutation {
     UndoForgetsOp,
     /// Facts about a member that was deleted count for the one that was made again.
     IncarnationIgnored,
+    /// An answer that has only begun is owned as one that came to its end.
+    BeginningIsOwned,
+    /// A continuation goes where its session is.
+    ContinuationFollowsSession,
     /// A projector goes on where the log has a frame at its checkpoint's sequence, whichever frame that is.
     CheckpointBySequence,
 }
 
 impl Mutation {
     /// Every mutation.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::GateAcceptsHole,
         Self::GateDropsStart,
         Self::PreferenceIgnoresBase,
@@ -56,6 +60,8 @@ impl Mutation {
         Self::EditWithoutExpected,
         Self::UndoForgetsOp,
         Self::IncarnationIgnored,
+        Self::BeginningIsOwned,
+        Self::ContinuationFollowsSession,
         Self::CheckpointBySequence,
     ];
 
@@ -74,7 +80,9 @@ impl Mutation {
             Self::SuccessLeavesRest => leave_rest(fact, fold),
             Self::StoredTime => fact.at = stored,
             Self::IncarnationIgnored => take_for_the_present(fact, fold),
-            Self::GateDropsStart
+            Self::BeginningIsOwned => take_for_whole(fact),
+            Self::ContinuationFollowsSession
+            | Self::GateDropsStart
             | Self::ZombieNotFenced
             | Self::EditWithoutExpected
             | Self::UndoForgetsOp
@@ -163,6 +171,12 @@ fn take_for_the_present(fact: &mut Fact, fold: &Fold) {
     };
     if let Some(present) = incarnation_of(member, fold) {
         *incarnation = present;
+    }
+}
+
+fn take_for_whole(fact: &mut Fact) {
+    if let Event::Ownership(ownership) = &mut fact.event {
+        ownership.state = Ownedness::Final;
     }
 }
 

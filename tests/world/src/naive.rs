@@ -5,8 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use waybill_projections::gate::{Broken, NO_EPOCH};
+use waybill_routing::ownership::Name;
 use waybill_schema::event::{
-    Attempt, Class, Dropped, Effect, Event, Fact, Outcome, Preference, Request, Selection, Started,
+    Attempt, Class, Dropped, Effect, Event, Fact, Outcome, Ownedness, Ownership, Preference, Request, Selection,
+    Started,
 };
 use waybill_schema::id::{AffinityKey, DeploymentId, MemberId, RequestId, Revision, WriterId};
 use waybill_schema::time::Time;
@@ -47,6 +49,8 @@ pub struct Naive {
     requests: BTreeMap<RequestId, (WriterId, bool)>,
     ends: BTreeSet<(RequestId, u16)>,
     declared: BTreeSet<(WriterId, u64, u64)>,
+    /// Where each response is, and whether it came to its end.
+    owners: BTreeMap<String, (DeploymentId, bool)>,
     table: Table,
 }
 
@@ -79,8 +83,10 @@ struct Rest {
 }
 
 impl Naive {
-    /// Reads `log` up to `place`: on from where it was, or again from the start where the log is another one.
-    pub fn read_to(&mut self, log: &WorldLog, place: &Checkpoint) {
+    /// Reads `log` up to `place`: on from where it was, or again from the start where the log is another one. Gives whether
+    /// there was anything to read.
+    pub fn read_to(&mut self, log: &WorldLog, place: &Checkpoint) -> bool {
+        let before = self.at.clone();
         if !self.at.stands(log) || self.at.seq > place.seq {
             *self = Self::default();
         }
@@ -88,6 +94,7 @@ impl Naive {
             kept.facts.iter().for_each(|fact| self.take(fact));
             self.at = Checkpoint::behind(kept);
         }
+        self.at != before
     }
 
     /// The rows that the log gives.
@@ -183,6 +190,26 @@ impl Naive {
         Ok(())
     }
 
+    /// Holds the owners that a projector has folded at the same place against this.
+    pub fn check_owners(&self, memory: &Memory) -> Result<(), Violation> {
+        let is_alike = |name: &Name| {
+            let (due, found) = (self.owners.get(&name.response)?, &memory.owners.get(name)?.owner);
+            Some((&due.0, due.1) == (&found.deployment, found.state == Ownedness::Final))
+        };
+        let astray = memory.owners.names().find(|name| is_alike(name) != Some(true));
+        let n_found = memory.owners.names().count();
+        hold(Rule::Owners, astray.is_none() && n_found == self.owners.len(), || {
+            format!("{astray:?} among {n_found} owners is not as in {:?}", self.owners)
+        })
+    }
+
+    /// Who was first stands, and what was whole once stays so.
+    fn own(&mut self, ownership: &Ownership) {
+        let owner = (ownership.deployment.clone(), false);
+        let (deployment, whole) = self.owners.entry(ownership.response.clone()).or_insert(owner);
+        *whole |= ownership.state == Ownedness::Final && *deployment == ownership.deployment;
+    }
+
     fn take(&mut self, fact: &Fact) {
         if !self.is_new(fact) {
             return;
@@ -198,13 +225,13 @@ impl Naive {
                 self.end_send(attempt);
                 self.affect(attempt, at);
             }
+            Event::Ownership(ownership) => self.own(ownership),
             Event::Request(request) => self.end_request(request),
             Event::Preference(preference) => self.prefer(preference, &fact.revision, at),
             Event::Dropped(dropped) => self.give_up(dropped, &fact.revision),
             Event::Started(_)
             | Event::Alive(_)
             | Event::Catalogue(_)
-            | Event::Ownership(_)
             | Event::Probe(_)
             | Event::Models(_)
             | Event::Operator(_)

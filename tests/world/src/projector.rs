@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use waybill_events::log::Seq;
 use waybill_projections::fold::Fold;
 use waybill_projections::usage::Row;
-use waybill_schema::event::{Class, Epoch, Outcome};
+use waybill_routing::ownership::Owners;
+use waybill_schema::event::{Class, Epoch, Event, Outcome};
 use waybill_schema::id::{RequestId, WriterId};
 use waybill_schema::time::Time;
 
@@ -20,6 +21,8 @@ use crate::schedule::Dice;
 
 /// At most this many frames are folded in one step.
 const FRAMES_MAX: usize = 6;
+/// More owners than a world ever has.
+const OWNERS_MAX: usize = 8192;
 
 /// A place in the log, and which frame is there: a log that lost its tail gives a sequence out again, be it to the very
 /// same bytes, which are then another time.
@@ -119,6 +122,8 @@ pub struct Memory {
     generation: u64,
     /// The folds.
     pub fold: Fold,
+    /// Who owns which response.
+    pub owners: Owners,
     /// How far they go.
     pub at: Checkpoint,
     /// How many facts they took.
@@ -194,6 +199,7 @@ impl Memory {
             epoch,
             generation: 0,
             fold: Fold::default(),
+            owners: Owners::with_capacity(OWNERS_MAX),
             at: Checkpoint::default(),
             n_facts: 0,
             saved: Checkpoint::default(),
@@ -210,6 +216,9 @@ impl Memory {
                     mutation.is_none_or(|mutation| mutation.distort(&mut fact, kept.frame.stored, &mut self.fold));
                 if handed && self.fold.apply(&fact, kept.frame.seq.0, &mut self.rows).folds() {
                     self.n_facts += 1;
+                    if let Event::Ownership(ownership) = &fact.event {
+                        self.owners.apply(ownership, fact.revision.number, fact.at);
+                    }
                     let reached = Epoch { epoch: fact.revision.epoch, last: fact.revision.number };
                     self.watermark.insert(fact.revision.writer, (reached, fact.at));
                 }
@@ -225,6 +234,7 @@ impl Memory {
             epoch: self.epoch,
             checkpoint: self.at.clone(),
             state: self.fold.state.clone(),
+            owners: self.owners.clone(),
             watermark: self.watermark.clone(),
         });
         if !published {

@@ -1,12 +1,15 @@
-//! The shared state as a value: one generation's keys with their watermark, replaced in one step; and claims.
+//! The shared state as a value: one generation's keys with their watermark, replaced in one step; claims; and owners that
+//! gateways show before they are projected.
 //!
 //! Nothing here is true by itself: it may be emptied at any moment, and what it holds may be old.
 
 use std::collections::BTreeMap;
 
+use waybill_routing::ownership::{Name, Owners, Sighting};
 use waybill_routing::state::State;
 use waybill_schema::event::Epoch;
 use waybill_schema::id::{AffinityKey, DeploymentId, Revision, WriterId};
+use waybill_schema::redis::{Owner, Place};
 use waybill_schema::time::Time;
 
 use crate::projector::Checkpoint;
@@ -25,6 +28,8 @@ pub struct Shared {
     pub checkpoint: Checkpoint,
     /// The routing state there.
     pub state: State,
+    /// Who owns which response.
+    pub owners: Owners,
     /// The last number of each writer in it, and when that fact happened.
     pub watermark: BTreeMap<WriterId, (Epoch, Time)>,
 }
@@ -44,6 +49,7 @@ pub struct Claim {
 pub struct Redis {
     shared: Option<Shared>,
     claims: BTreeMap<AffinityKey, Claim>,
+    shown: BTreeMap<Name, Owner>,
 }
 
 impl Redis {
@@ -63,6 +69,22 @@ impl Redis {
             self.shared = Some(shared);
         }
         !refused
+    }
+
+    /// What is to be seen of a response.
+    pub fn sight(&self, name: &Name) -> Sighting {
+        let projected = self.shared.as_ref().and_then(|shared| shared.owners.get(name)).map(|held| &held.owner);
+        let watermark = self.shared.iter().flat_map(|shared| &shared.watermark);
+        let place = |(epoch, at): &(Epoch, Time)| Place { epoch: epoch.epoch, number: epoch.last, at: *at };
+        Sighting {
+            owner: self.shown.get(name).or(projected).cloned(),
+            writers: watermark.map(|(writer, reached)| (writer.clone(), Some(place(reached)))).collect(),
+        }
+    }
+
+    /// Shows who owns a response that has come to its end, before that is projected.
+    pub fn show(&mut self, name: Name, owner: Owner) {
+        self.shown.entry(name).or_insert(owner);
     }
 
     /// The claim that stands for `key`.

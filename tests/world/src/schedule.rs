@@ -54,6 +54,8 @@ pub enum Action {
     Ask,
     /// A client that waits for its answer leaves.
     Leave,
+    /// An upstream begins to answer a call, and names the response.
+    Begin,
     /// An upstream ends a call.
     Answer,
     /// An upstream's mood changes.
@@ -100,6 +102,7 @@ pub enum Action {
 const DAILY: &[(Action, usize)] = &[
     (Action::Ask, 22),
     (Action::Leave, 2),
+    (Action::Begin, 8),
     (Action::Answer, 20),
     (Action::Mood, 3),
     (Action::Ship, 20),

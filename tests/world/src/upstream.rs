@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use waybill_routing::ownership::Name;
 use waybill_schema::id::{DeploymentId, RequestId, Revision};
 use waybill_schema::time::Time;
 
+use crate::gateway::SCOPE;
 use crate::log::Life;
 use crate::schedule::Dice;
 
 /// How long a limited upstream asks to be left alone, in seconds.
 pub const RETRY_AFTER_SECONDS: u64 = 41;
+
+/// Clients go on from one of this many latest responses.
+const REMEMBERED: usize = 24;
 
 /// A call as its upstream saw it.
 #[derive(Clone, Debug)]
@@ -24,8 +29,12 @@ pub struct Call {
     pub selection: Revision,
     /// The life that made it.
     pub life: Life,
+    /// The call whose response it goes on from.
+    pub parent: Option<usize>,
     /// When it came, in true time.
     pub began: Time,
+    /// Whether its response has been named to the client.
+    pub named: bool,
     /// When and how it ended, in true time; absent while it is open or where nobody is left to hear.
     pub ended: Option<(Time, Answer)>,
 }
@@ -84,13 +93,32 @@ impl Upstreams {
         self.moods.clear();
     }
 
-    /// How `call` would end now.
+    /// Whether `call` may begin its answer, which names the response.
+    pub fn can_begin(&self, call: usize) -> bool {
+        let mood = self.moods.get(&self.calls[call].deployment).copied().unwrap_or_default();
+        !self.calls[call].named && mood == Mood::Well
+    }
+
+    /// A call whose response some client knows.
+    pub fn known(&self, dice: &mut Dice) -> Option<usize> {
+        let named = self.calls.iter().enumerate().rev().filter(|(_, call)| call.named);
+        dice.pick(&named.map(|(index, _)| index).take(REMEMBERED).collect::<Vec<_>>()).copied()
+    }
+
+    /// How `call` would end now. What has begun fails no more.
     pub fn answer(&self, call: usize, dice: &mut Dice) -> Answer {
         match self.moods.get(&self.calls[call].deployment).copied().unwrap_or_default() {
+            _ if self.calls[call].named && dice.chance(25) => Answer::Cut,
+            _ if self.calls[call].named => Answer::Success,
             Mood::Well if dice.chance(8) => Answer::Cut,
             Mood::Well => Answer::Success,
             Mood::Failing => Answer::Fails,
             Mood::Limited => Answer::Limited,
         }
     }
+}
+
+/// What the response of `call` is known by.
+pub fn response_of(call: usize) -> Name {
+    Name { scope: SCOPE.into(), response: call.to_string() }
 }

@@ -136,6 +136,8 @@ impl World {
         let abandoned = self.store.table.attempts.values().filter(|class| **class == Class::Abandoned);
         BTreeMap::from([
             ("calls", self.upstreams.calls.len()),
+            ("continuations", self.upstreams.calls.iter().filter(|call| call.parent.is_some()).count()),
+            ("continuations refused", self.book.n_refused),
             ("fenced processes", fenced.count()),
             ("abandoned sends", abandoned.count()),
             ("frames lost by the log", self.n_frames_lost),
@@ -190,6 +192,7 @@ impl World {
         match action {
             Action::Ask => self.ask(),
             Action::Leave => self.answer(Some(Answer::Left)),
+            Action::Begin => self.begin(),
             Action::Answer => self.answer(None),
             Action::Mood => self.upstreams.change_mood(&mut self.dice),
             Action::Ship => self.with_one(Gateway::acts, Gateway::ship),
@@ -258,7 +261,19 @@ impl World {
         self.n_requests += 1;
         let request = RequestId::new(format!("r-{}", self.n_requests));
         let session = self.dice.below(SESSIONS);
-        self.with_one(Gateway::acts, |gateway, out| gateway.ask(session, request, out));
+        let parent = if self.dice.chance(30) { self.upstreams.known(&mut self.dice) } else { None };
+        self.with_one(Gateway::acts, |gateway, out| gateway.ask(session, parent, request, out));
+    }
+
+    /// A call's answer begins, in the ears of a process that still lives and hears.
+    fn begin(&mut self) {
+        let calls = 0..self.upstreams.calls.len();
+        let open: Vec<usize> = calls.filter(|call| self.is_heard(*call) && self.upstreams.can_begin(*call)).collect();
+        if let Some(&call) = self.dice.pick(&open) {
+            self.upstreams.calls[call].named = true;
+            let gateway = self.upstreams.calls[call].life.gateway;
+            self.with(gateway, |gateway, out| gateway.began(call, out));
+        }
     }
 
     /// A call ends, by `answer` or as its upstream is disposed, in the ears of a process that still lives and hears.
@@ -278,6 +293,7 @@ impl World {
     fn end_call(&mut self, call: usize, answer: Option<Answer>) {
         let answer = answer.unwrap_or_else(|| self.upstreams.answer(call, &mut self.dice));
         self.upstreams.calls[call].ended = Some((self.now, answer));
+        self.upstreams.calls[call].named |= answer == Answer::Success;
         let gateway = self.upstreams.calls[call].life.gateway;
         self.with(gateway, |gateway, out| gateway.answered(call, answer, out));
     }
@@ -417,6 +433,9 @@ impl World {
         let shared = self.redis.shared().filter(|shared| shared.checkpoint == fresh.at).map(|shared| &shared.state);
         let folded = self.projectors.iter().filter_map(|projector| projector.memory.as_ref());
         let digests: Vec<String> = folded.map(|memory| &memory.fold.state).chain(shared).map(State::digest).collect();
+        let astray = self.projectors.iter().filter_map(|projector| projector.memory.as_ref());
+        let astray = astray.map(|memory| &memory.owners).find(|owners| **owners != fresh.owners);
+        hold(Rule::SameDigest, astray.is_none(), || format!("{astray:?} own responses, due {:?}", fresh.owners))?;
         let due = fresh.fold.state.digest();
         hold(Rule::SameDigest, digests.iter().all(|digest| *digest == due), || format!("{digests:?}, due {due}"))
     }

@@ -124,6 +124,18 @@ fn an_ignored_incarnation_is_noticed() {
     is_noticed(Mutation::IncarnationIgnored);
 }
 
+/// S3.24: "failed or unfinished streams publish no ownership"
+#[test]
+fn a_beginning_that_is_owned_as_a_whole_is_noticed() {
+    is_noticed(Mutation::BeginningIsOwned);
+}
+
+/// S3.24: "a cursor is never handed to another provider"
+#[test]
+fn a_continuation_that_follows_its_session_is_noticed() {
+    is_noticed(Mutation::ContinuationFollowsSession);
+}
+
 #[test]
 fn a_checkpoint_compared_by_sequence_only_is_noticed() {
     is_noticed(Mutation::CheckpointBySequence);
