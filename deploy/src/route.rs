@@ -167,7 +167,8 @@ fn asked<'a>(args: &Args, catalogue: &'a Catalogue) -> anyhow::Result<Asked<'a>>
         Some(session) => sticky_of(session, key, &group, &args.model, endpoint, mode)?,
         None => None,
     };
-    let sends_once = config.as_ref().is_some_and(|config| config.retry.responses_single_send);
+    let once = config.as_ref().is_some_and(|config| config.retry.responses_single_send);
+    let sends_once = endpoint.is_native() || (endpoint == Endpoint::Responses && once);
     Ok(Asked {
         catalogue,
         key,
@@ -176,7 +177,7 @@ fn asked<'a>(args: &Args, catalogue: &'a Catalogue) -> anyhow::Result<Asked<'a>>
         model: ModelName::new(args.model.as_str()),
         endpoint,
         sticky,
-        repeatable: !endpoint.is_native() && !(sends_once && endpoint == Endpoint::Responses),
+        repeatable: !sends_once,
         last_resort: config.as_ref().is_some_and(|config| config.retry.all_cooling == AllCooling::BestEffort),
     })
 }
