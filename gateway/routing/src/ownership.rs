@@ -15,7 +15,8 @@ use waybill_schema::time::Time;
 /// A writer whose last projected fact is older lags behind, in milliseconds: half as long again as the time between two
 /// signs of life.
 pub const LAG_MS_MAX: u64 = 15_000;
-/// A writer that has said nothing for so long, in milliseconds, is gone for good and waited for no longer.
+/// A writer that has said nothing for so long, in milliseconds, while others have, is gone for good and waited for no
+/// longer.
 pub const SILENCE_MS_MAX: u64 = 600_000;
 
 /// What an owner is known by.
@@ -184,17 +185,17 @@ impl Unowned {
 /// Concludes from what a store said, and from what is known here, who holds a response.
 ///
 /// Own facts are known here until they make room; so of oneself the store must hold what had to, and of every other
-/// writer what is older than some seconds.
+/// writer what is older than some seconds. It is no earlier than the latest that was heard of anybody, whatever a clock
+/// that is behind says; and a writer is gone once others were heard of long after it, not where nobody was.
 pub fn judge(sighting: Sighting, own: Own, now: Time) -> Result<Owner, Unowned> {
     if let Some(owner) = firmer(sighting.owner, own.owner) {
         return Ok(owner);
     }
+    let heard = sighting.writers.iter().filter_map(|(_, place)| Some(place.as_ref()?.at)).max().unwrap_or(now);
+    let now = now.max(heard);
     let known = |(writer, place): &(WriterId, Option<Place>)| match place {
         Some(place) if *writer == own.writer => place.epoch == own.epoch && place.number >= own.forgotten,
-        Some(place) => {
-            let silent_ms = now.ms_since(place.at);
-            silent_ms <= LAG_MS_MAX || silent_ms > SILENCE_MS_MAX
-        }
+        Some(place) => now.ms_since(place.at) <= LAG_MS_MAX || heard.ms_since(place.at) > SILENCE_MS_MAX,
         None => false,
     };
     let sees_itself = sighting.writers.iter().any(|(writer, _)| *writer == own.writer);

@@ -20,7 +20,7 @@ use waybill_schema::redis::Owner;
 use waybill_schema::time::Time;
 
 use crate::auditor::{GROUP, MODEL, Reading};
-use crate::invariants::Book;
+use crate::invariants::{Book, Denial};
 use crate::log::{Kept, Life, Message, Says, Wire, WorldLog};
 use crate::mutation::Mutation;
 use crate::redis::Redis;
@@ -337,8 +337,16 @@ impl Gateway {
 
     /// What of `pool` owns the response of the call `parent`, and the session that is inherited; nothing where that
     /// cannot be told, is not whole, or is gone.
-    fn held_to_owner(&self, pool: &Arc<Pool>, parent: usize, out: &Outside<'_>) -> Option<(Arc<Pool>, String)> {
-        let owner = self.owner(&response_of(parent), out).ok()?;
+    fn held_to_owner(&self, pool: &Arc<Pool>, parent: usize, out: &mut Outside<'_>) -> Option<(Arc<Pool>, String)> {
+        let owner = match self.owner(&response_of(parent), out) {
+            Ok(owner) => owner,
+            Err(why) => {
+                let known = out.redis.shared().map(|shared| shared.watermark.keys().cloned().collect());
+                let denial = Denial { parent, at: out.now, known: known.unwrap_or_default() };
+                out.book.denials.extend((why == Unowned::Unknown).then_some(denial));
+                return None;
+            }
+        };
         ownership::continues(&owner, MODEL, ENDPOINT).ok()?;
         let session = owner.session.to_string();
         if out.mutation == Some(Mutation::ContinuationFollowsSession) {
@@ -360,7 +368,11 @@ impl Gateway {
             owner: process.owners.get(name).map(|held| held.owner.clone()),
             forgotten: process.owners.forgotten(),
         };
-        ownership::judge(out.redis.sight(name), own, self.log_time(out.now))
+        let mut sighting = out.redis.sight(name);
+        if out.mutation == Some(Mutation::LaggardsHaveNothing) {
+            sighting.writers.retain(|(writer, _)| *writer == self.writer);
+        }
+        ownership::judge(sighting, own, self.log_time(out.now))
     }
 
     /// Chooses a deployment, records the choice, and sends; or ends the request where nothing is legal.

@@ -6,6 +6,7 @@ use std::fmt;
 use waybill_auditor::catalogue::WRITER;
 use waybill_events::log::Seq;
 use waybill_projections::chain::Chains;
+use waybill_routing::ownership::LAG_MS_MAX;
 use waybill_schema::event::{Batch, Class, Event, Fact, Ownedness, Ownership};
 use waybill_schema::id::{Revision, WriterId};
 use waybill_schema::time::Time;
@@ -15,7 +16,12 @@ use crate::gateway::Gateway;
 use crate::log::{Kept, LEADER_SKEW_MS_MAX, Life, TRANSIT_MS_MAX, WorldLog};
 use crate::naive::{Naive, class_of};
 use crate::projector::{Memory, Store};
+use crate::spool::Spooled;
 use crate::upstream::{Answer, Call, Upstreams};
+
+/// So long, in milliseconds, what a writer has made may be unknown to others: what a lookup takes for just heard, and
+/// what the log's time may be wrong by.
+const UNSEEN_MS_MAX: u64 = LAG_MS_MAX + (TRANSIT_MS_MAX + 2 * LEADER_SKEW_MS_MAX).unsigned_abs();
 
 /// A rule of the house.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +46,8 @@ pub enum Rule {
     /// A member rests as long as its own failures since it was made say, and no longer.
     Rests,
     /// A response is where it was made. Who continues it is sent there and nowhere else, once it has come to its end; one
-    /// that was cut has no owner to continue it.
+    /// that was cut has no owner to continue it. What the disk of a known writer holds is never called unknown, but for the
+    /// last seconds.
     Owners,
     /// The catalogue is its batches one after the other; no acknowledged edit is lost; an undo restores exactly.
     Catalogue,
@@ -81,6 +88,19 @@ pub struct Book {
     pub acknowledged: Vec<Batch>,
     /// Continuations that were refused.
     pub n_refused: usize,
+    /// Responses that were called unknown.
+    pub denials: Vec<Denial>,
+}
+
+/// A response was called unknown.
+#[derive(Debug)]
+pub struct Denial {
+    /// The call that made it.
+    pub parent: usize,
+    /// When.
+    pub at: Time,
+    /// The writers of which the shared state knew.
+    pub known: Vec<WriterId>,
 }
 
 #[derive(Debug)]
@@ -101,6 +121,7 @@ impl Book {
 pub struct Watch {
     checked: Seq,
     n_calls: usize,
+    n_denials: usize,
     chains: Chains,
     places: BTreeMap<WriterId, (u64, u64)>,
     catalogue: Reading,
@@ -111,7 +132,7 @@ impl Watch {
     /// Forgets what it followed in a log that has lost its tail, to follow it again from the start.
     pub fn log_was_cut(&mut self) {
         let naive = std::mem::take(&mut self.naive);
-        *self = Self { n_calls: self.n_calls, naive, ..Self::default() };
+        *self = Self { n_calls: self.n_calls, n_denials: self.n_denials, naive, ..Self::default() };
     }
 
     /// How many numbers are missing without a word.
@@ -169,11 +190,29 @@ impl Watch {
             let held = gateways[call.life.gateway].spool.at((call.selection.epoch, call.selection.number));
             let announced = held.is_some_and(|held| announces(&held.fact.event, call));
             hold(Rule::Announced, announced, || format!("{call:?} was not announced"))?;
-            let parent = call.parent.map(|parent| &upstreams.calls[parent]);
-            let goes_home = parent.is_none_or(|made| is_whole(made) && made.deployment == call.deployment);
-            hold(Rule::Owners, goes_home, || format!("{call:?} goes on from {parent:?}"))?;
+            let goes_home = call.parent.is_none_or(|parent| {
+                upstreams.calls.get(parent).is_some_and(|made| is_whole(made) && made.deployment == call.deployment)
+            });
+            hold(Rule::Owners, goes_home, || format!("{call:?} does not go to where its parent was made"))?;
         }
         self.n_calls = upstreams.calls.len();
+        Ok(())
+    }
+
+    /// Checks what was called unknown.
+    pub fn denials(&mut self, book: &Book, upstreams: &Upstreams, gateways: &[Gateway]) -> Result<(), Violation> {
+        for denial in &book.denials[self.n_denials..] {
+            let Some(call) = upstreams.calls.get(denial.parent) else { continue };
+            let maker = &gateways[call.life.gateway];
+            let is_old = call.ended.is_some_and(|(ended, _)| denial.at.ms_since(ended) > UNSEEN_MS_MAX);
+            let is_known = !maker.superseded && denial.known.contains(&maker.writer);
+            let is_it = |held: &Spooled| {
+                whole(&held.fact.event).is_some_and(|ownership| ownership.response == denial.parent.to_string())
+            };
+            let wronged = is_old && is_known && maker.spool.facts().iter().any(is_it);
+            hold(Rule::Owners, !wronged, || format!("{call:?} was called unknown at {:?}", denial.at))?;
+        }
+        self.n_denials = book.denials.len();
         Ok(())
     }
 

@@ -41,13 +41,15 @@ pub enum Mutation {
     BeginningIsOwned,
     /// A continuation goes where its session is.
     ContinuationFollowsSession,
+    /// What is not found is unknown, however far behind its writer may be.
+    LaggardsHaveNothing,
     /// A projector goes on where the log has a frame at its checkpoint's sequence, whichever frame that is.
     CheckpointBySequence,
 }
 
 impl Mutation {
     /// Every mutation.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::GateAcceptsHole,
         Self::GateDropsStart,
         Self::PreferenceIgnoresBase,
@@ -62,6 +64,7 @@ impl Mutation {
         Self::IncarnationIgnored,
         Self::BeginningIsOwned,
         Self::ContinuationFollowsSession,
+        Self::LaggardsHaveNothing,
         Self::CheckpointBySequence,
     ];
 
@@ -82,6 +85,7 @@ impl Mutation {
             Self::IncarnationIgnored => take_for_the_present(fact, fold),
             Self::BeginningIsOwned => take_for_whole(fact),
             Self::ContinuationFollowsSession
+            | Self::LaggardsHaveNothing
             | Self::GateDropsStart
             | Self::ZombieNotFenced
             | Self::EditWithoutExpected

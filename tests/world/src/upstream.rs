@@ -15,6 +15,8 @@ pub const RETRY_AFTER_SECONDS: u64 = 41;
 
 /// Clients go on from one of this many latest responses.
 const REMEMBERED: usize = 24;
+/// A call that was never made, of whose response a client makes up that it knows.
+const NEVER_MADE: usize = usize::MAX;
 
 /// A call as its upstream saw it.
 #[derive(Clone, Debug)]
@@ -99,8 +101,11 @@ impl Upstreams {
         !self.calls[call].named && mood == Mood::Well
     }
 
-    /// A call whose response some client knows.
+    /// A call whose response some client knows, or says that it does.
     pub fn known(&self, dice: &mut Dice) -> Option<usize> {
+        if dice.chance(8) {
+            return Some(NEVER_MADE);
+        }
         let named = self.calls.iter().enumerate().rev().filter(|(_, call)| call.named);
         dice.pick(&named.map(|(index, _)| index).take(REMEMBERED).collect::<Vec<_>>()).copied()
     }

@@ -138,6 +138,7 @@ impl World {
             ("calls", self.upstreams.calls.len()),
             ("continuations", self.upstreams.calls.iter().filter(|call| call.parent.is_some()).count()),
             ("continuations refused", self.book.n_refused),
+            ("responses called unknown", self.book.denials.len()),
             ("fenced processes", fenced.count()),
             ("abandoned sends", abandoned.count()),
             ("frames lost by the log", self.n_frames_lost),
@@ -180,6 +181,7 @@ impl World {
     fn check(&mut self) -> Result<(), Violation> {
         self.watch.log(&self.log, &self.book)?;
         self.watch.calls(&self.upstreams, &self.gateways)?;
+        self.watch.denials(&self.book, &self.upstreams, &self.gateways)?;
         for (index, projector) in self.projectors.iter().enumerate() {
             if let Some(memory) = &projector.memory {
                 self.watch.projection(index, memory, &self.store, &self.log)?;

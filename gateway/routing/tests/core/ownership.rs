@@ -108,6 +108,10 @@ fn a_response_is_unknown_only_where_every_writer_has_been_heard_of() {
     // Ten minutes of silence are the end of a writer.
     miss(0, &["me 3 1 0", "gw-b 7 40 600"], Unreadable);
     miss(0, &["me 3 1 0", "gw-b 7 40 601"], Unknown);
+    // Where nobody has been heard of since, it is not they who are gone: nothing is projected.
+    miss(0, &["me 3 1 660", "gw-b 7 40 661"], Unreadable);
+    miss(0, &["me 3 1 1260", "gw-b 7 40 661", "gw-c 1 1 660"], Unreadable);
+    miss(0, &["me 3 1 1260", "gw-b 7 40 661"], Unreadable);
     // One's own facts are known, however old, except those that made room, or were made in a life before.
     miss(0, &["me 3 1 300"], Unknown);
     miss(9, &["me 3 9 300"], Unknown);
@@ -117,6 +121,19 @@ fn a_response_is_unknown_only_where_every_writer_has_been_heard_of() {
     miss(0, &[], Unreadable);
     miss(0, &["gw-b 7 40 0"], Unreadable);
     miss(0, &["me 3 1 0", "gw-b"], Unreadable);
+}
+
+/// Time is the log's (DESIGN.md, section 5): `gw-b` has said nothing for a minute, as `me` knows by its own last fact,
+/// whatever its clock says.
+#[test]
+fn a_clock_that_is_behind_takes_nobody_for_alive() {
+    let place = |epoch, ago_s: i64| Some(Place { epoch, number: 1, at: NOW.plus_ms(-ago_s * 1000) });
+    let sighting = Sighting { owner: None, writers: vec![("me".into(), place(3, 0)), ("gw-b".into(), place(7, 60))] };
+    let own = Own { writer: "me".into(), epoch: 3, owner: None, forgotten: 0 };
+    for behind_s in [0, 60, 3600] {
+        let judged = ownership::judge(sighting.clone(), own.clone(), NOW.plus_ms(-behind_s * 1000));
+        assert_eq!(judged.err(), Some(Unowned::Unreadable), "{behind_s}");
+    }
 }
 
 #[test]

@@ -136,6 +136,12 @@ fn a_continuation_that_follows_its_session_is_noticed() {
     is_noticed(Mutation::ContinuationFollowsSession);
 }
 
+/// S3.23: "a failing ownership lookup … is never treated as a miss"
+#[test]
+fn a_writer_that_lags_and_is_not_waited_for_is_noticed() {
+    is_noticed(Mutation::LaggardsHaveNothing);
+}
+
 #[test]
 fn a_checkpoint_compared_by_sequence_only_is_noticed() {
     is_noticed(Mutation::CheckpointBySequence);
