@@ -1,8 +1,8 @@
 //! Failures: what a send without an answer is recorded as, and what its client is shown.
 
 use bytes::Bytes;
-use http::header::RETRY_AFTER;
-use http::{HeaderMap, StatusCode};
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use waybill_routing::classify::{self, Transport, UpstreamError, Verdict};
 use waybill_schema::event::{Class, Effect, Endpoint};
 use waybill_schema::time::Time;
@@ -12,6 +12,9 @@ use crate::flight::{Flight, Learnt};
 use crate::gate::Filled;
 use crate::refusal::Refusal;
 use crate::upstream::NoAnswer;
+
+/// The longest plain text of an upstream that is repeated to a client, in bytes.
+const PLAIN_BYTES_MAX: usize = 1000;
 
 /// A send that brought no answer, and what the client would be shown.
 #[derive(Debug)]
@@ -61,11 +64,26 @@ impl Failure {
         }
     }
 
-    /// An error that the upstream reported inside a 200.
+    /// An error that the upstream reported inside a 200, in our words.
     pub(crate) fn reported(endpoint: Endpoint, error: &UpstreamError) -> Self {
         let verdict = classify::upstream_error(endpoint, error, Time::wall_clock());
         let said = if error.message.is_empty() { "it reported an error" } else { &error.message };
-        Self { shown: Shown::Ours(ours_for(&verdict, said)), verdict, learnt: Learnt::default() }
+        let shown = Shown::Ours(ours_for(&verdict, fitting_status(&verdict, error), said));
+        Self { shown, verdict, learnt: Learnt::default() }
+    }
+
+    /// The same in the upstream's words, unless they are about the gateway's account there.
+    pub(crate) fn in_words_of(mut self, status: StatusCode, headers: &HeaderMap, body: Bytes) -> Self {
+        if !about_the_gateway(self.verdict.class) {
+            self.shown = Shown::Theirs { status, headers: headers.clone(), body };
+        }
+        self
+    }
+
+    /// An answer that the provider's policy left empty: where nobody stands in, it is given as it came.
+    pub(crate) fn refusal(headers: &HeaderMap, body: Bytes) -> Self {
+        let shown = Shown::Theirs { status: StatusCode::OK, headers: headers.clone(), body };
+        Self { verdict: classify::refusal(), learnt: Learnt::default(), shown }
     }
 
     /// A send that was not made, since nothing could be recorded of it.
@@ -122,11 +140,23 @@ fn happened(transport: Transport) -> &'static str {
 /// section 10).
 pub(crate) fn show_error(status: StatusCode, headers: &HeaderMap, body: Bytes, verdict: &Verdict) -> Shown {
     let is_error = status.is_client_error() || status.is_server_error();
-    let json = answer::may_be_json(headers) && serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok();
+    let json = serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok();
     if is_error && json && !about_the_gateway(verdict.class) {
-        return Shown::Theirs { status, headers: headers.clone(), body };
+        let mut headers = headers.clone();
+        // D04: some say that their JSON is an event stream.
+        if !answer::may_be_json(&headers) {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        return Shown::Theirs { status, headers, body };
     }
-    Shown::Ours(ours_for(verdict, &format!("it answered {status}")))
+    let said = plain_words(&body).map_or_else(|| format!("it answered {status}"), str::to_owned);
+    Shown::Ours(ours_for(verdict, status, &said))
+}
+
+/// A body that is neither JSON nor a page, where it is short enough to be a message.
+fn plain_words(body: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(body).ok()?.trim();
+    ((1..=PLAIN_BYTES_MAX).contains(&text.len()) && !text.starts_with(['<', '{', '['])).then_some(text)
 }
 
 /// Whether an upstream's error is about the gateway's own account there: its words are not the caller's business, and
@@ -135,13 +165,27 @@ pub(crate) fn about_the_gateway(class: Class) -> bool {
     matches!(class, Class::InvalidKey | Class::QuotaExhausted)
 }
 
-fn ours_for(verdict: &Verdict, said: &str) -> Refusal {
+/// The status of an error that came inside a 200: what its body says of itself, else what its class usually has.
+pub(crate) fn fitting_status(verdict: &Verdict, error: &UpstreamError) -> StatusCode {
+    let meant = error.status_meant().and_then(|status| StatusCode::from_u16(status).ok());
+    meant.unwrap_or(status_and_code(verdict.class).0)
+}
+
+/// An error of ours; `theirs` is the upstream's status.
+fn ours_for(verdict: &Verdict, theirs: StatusCode, said: &str) -> Refusal {
     let why = match verdict.class {
         Class::InvalidKey => "it refused the gateway's credential",
         Class::QuotaExhausted => "the gateway's account there is exhausted",
         _ => said,
     };
-    let (status, code) = match verdict.class {
+    let (status, code) = status_and_code(verdict.class);
+    // What the request did wrong, its status tells more closely.
+    let status = if status == StatusCode::BAD_REQUEST && theirs.is_client_error() { theirs } else { status };
+    Refusal::Upstream { why: why.to_owned(), status, code, retry_after_ms: verdict.retry_after_ms }
+}
+
+fn status_and_code(class: Class) -> (StatusCode, &'static str) {
+    match class {
         Class::RateLimited => (StatusCode::TOO_MANY_REQUESTS, "upstream_rate_limited"),
         Class::Timeout => (StatusCode::GATEWAY_TIMEOUT, "upstream_timeout"),
         Class::InvalidKey | Class::QuotaExhausted => (StatusCode::SERVICE_UNAVAILABLE, "no_route_available"),
@@ -157,6 +201,5 @@ fn ours_for(verdict: &Verdict, said: &str) -> Refusal {
         | Class::Interrupted
         | Class::Cancelled
         | Class::Abandoned => (StatusCode::BAD_GATEWAY, "upstream_unavailable"),
-    };
-    Refusal::Upstream { why: why.to_owned(), status, code, retry_after_ms: verdict.retry_after_ms }
+    }
 }

@@ -338,6 +338,11 @@ impl Flight {
         true
     }
 
+    /// Whether a chain leads on from here after a failure with this recourse.
+    pub fn leads_on(&self, recourse: Recourse) -> bool {
+        self.crossing != Crossing::Never && !self.subject(&self.leg).targets(recourse).is_empty()
+    }
+
     /// Goes back to the pool of what was asked for, where the session's record had led elsewhere; tells whether it had.
     pub fn unpin(&mut self) -> bool {
         let pinned = self.leg.pinned;
@@ -678,7 +683,8 @@ impl Flight {
         self.gateway.limits.used(&self.rights, &learnt.usage, Time::wall_clock());
         self.measure(&open, verdict.class, latency_ms);
         let protected = self.serving.config.health.enabled && !self.is_auxiliary();
-        let thresholds = self.serving.thresholds(&self.leg.pool.group);
+        let mut thresholds = self.serving.thresholds(&self.leg.pool.group);
+        thresholds.block_ms = verdict.block_ms.map_or(thresholds.block_ms, |ms| ms.min(thresholds.block_ms));
         // What a response cost is on record with the request that made it.
         let usage = if self.is_errand() { Usage::default() } else { learnt.usage };
         Some(Event::Attempt(Box::new(Attempt {

@@ -24,7 +24,7 @@ use waybill_schema::id::ModelName;
 use waybill_schema::time::Time;
 
 use crate::answer::{self, Body, Marks, full};
-use crate::failure::{Failure, Shown, show_error};
+use crate::failure::{self, Failure, Shown, show_error};
 use crate::flight::{Flight, Landing, Learnt, Seen, Stuck};
 use crate::gate::{self, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
@@ -269,7 +269,7 @@ impl Journey<'_> {
             (true, true) => self.open_stream(flight, head.headers, body).await,
             (false, true) => Err(Failure::transport(Transport::Malformed)),
             (_, false) if flight.hold().is_some_and(|hold| hold.errand.is_some()) => self.read_kept(head, body).await,
-            (_, false) => self.read_whole(head, body).await,
+            (_, false) => self.read_whole(flight, head, body).await,
         }
     }
 
@@ -311,7 +311,12 @@ impl Journey<'_> {
         }
     }
 
-    async fn read_whole(&self, head: http::response::Parts, body: Incoming) -> Result<Answer, Failure> {
+    async fn read_whole(
+        &self,
+        flight: &Flight,
+        head: http::response::Parts,
+        body: Incoming,
+    ) -> Result<Answer, Failure> {
         let status = Some(head.status.as_u16());
         let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
         let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
@@ -327,7 +332,9 @@ impl Journey<'_> {
             Ok(whole) if whole.empty => return Err(fault(Transport::Empty)),
             Ok(whole) => whole,
             Err(observe::Fault::Error(error)) => {
-                return Err(Failure::reported(self.arrived.endpoint, &error).with_status(status));
+                let failure = Failure::reported(self.arrived.endpoint, &error).with_status(status);
+                let fitting = failure::fitting_status(&failure.verdict, &error);
+                return Err(failure.in_words_of(fitting, &head.headers, body));
             }
             Err(observe::Fault::Html) => return Err(fault(Transport::Html)),
             Err(observe::Fault::Foreign) => return Err(fault(Transport::Malformed)),
@@ -337,6 +344,9 @@ impl Journey<'_> {
         let ended = whole.terminal != Terminal::Pending;
         let response = whole.response_id.map(|id| Seen { id, ended });
         let learnt = Learnt { status, usage: whole.usage, served_model, response };
+        if whole.output_chars == 0 && self.may_ask_others(flight, class) {
+            return Err(Failure { learnt, ..Failure::refusal(&head.headers, body) });
+        }
         Ok(Answer::Whole { status: head.status, headers: head.headers, body, class, learnt })
     }
 
@@ -354,6 +364,14 @@ impl Journey<'_> {
         Ok(Answer::Whole { status: head.status, headers: head.headers, body, class: Class::Success, learnt })
     }
 
+    /// Whether an answer that the provider's policy left empty is asked of those who stand in for refused content.
+    fn may_ask_others(&self, flight: &Flight, class: Class) -> bool {
+        class == Class::ContentPolicy
+            && !self.inbound.background
+            && flight.hold().is_none()
+            && flight.leads_on(Recourse::Content)
+    }
+
     /// Holds the stream back until its first meaningful frame: until then another deployment may still answer.
     async fn open_stream(&self, flight: &mut Flight, headers: HeaderMap, body: Incoming) -> Result<Answer, Failure> {
         let mut feed = Box::new(Feed::new(self.arrived.endpoint, body, !self.inbound.asks_usage()));
@@ -362,6 +380,7 @@ impl Journey<'_> {
             let passed = match feed.next().await {
                 Ok(Some(passed)) => passed,
                 Ok(None) => match feed.at_eof().and_then(class_of) {
+                    Some(class) if self.may_ask_others(flight, class) => break Failure::refusal(&headers, all(&ready)),
                     Some(class) if !feed.is_empty() => {
                         return Ok(Answer::Stream { headers, feed, ready, ended: Some(class) });
                     }
@@ -383,6 +402,10 @@ impl Journey<'_> {
                     return Ok(Answer::Stream { headers, feed, ready, ended: None });
                 }
                 Frame::Terminal(terminal) => match class_of(terminal) {
+                    Some(class) if self.may_ask_others(flight, class) => {
+                        ready.push_back(passed.bytes);
+                        break Failure::refusal(&headers, all(&ready));
+                    }
                     Some(class) if !feed.is_empty() => {
                         ready.push_back(passed.bytes);
                         return Ok(Answer::Stream { headers, feed, ready, ended: Some(class) });
@@ -390,7 +413,12 @@ impl Journey<'_> {
                     Some(_) => break Failure::transport(Transport::Empty),
                     None => break Failure::transport(Transport::Cut),
                 },
-                Frame::Error(error) => break Failure::reported(self.arrived.endpoint, &error),
+                Frame::Error(error) => {
+                    ready.push_back(passed.bytes);
+                    let failure = Failure::reported(self.arrived.endpoint, &error);
+                    break failure.in_words_of(StatusCode::OK, &headers, all(&ready));
+                }
+                Frame::Foreign(error) => break Failure::reported(self.arrived.endpoint, &error),
             }
         };
         Err(Failure { learnt: feed.learnt(), ..failure })
@@ -451,8 +479,9 @@ impl Journey<'_> {
 
     fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
         // A 429 without Retry-After ends Codex at once; one above a minute is ignored by others (CLIENTS.md, rule 7).
+        // A request that fits at no time is not told one.
         let class = failure.verdict.class;
-        let unsaid = (class == Class::RateLimited).then_some(1000);
+        let unsaid = (class == Class::RateLimited && failure.verdict.effect != Effect::None).then_some(1000);
         let wait_ms = failure.verdict.retry_after_ms.or_else(|| failure.shown.stated_wait_ms()).or(unsaid);
         let (mut response, code) = match failure.shown {
             Shown::Ours(refusal) => {
@@ -465,13 +494,14 @@ impl Journey<'_> {
                 (response, None)
             }
         };
+        let status = response.status();
         let headers = response.headers_mut();
         match wait_ms {
-            Some(ms) => drop(headers.insert(RETRY_AFTER, retry_after(ms))),
-            // A wait that could not be read, or is over, is no word for a client.
-            None => drop(headers.remove(RETRY_AFTER)),
+            Some(ms) if !status.is_success() => drop(headers.insert(RETRY_AFTER, retry_after(ms))),
+            // A wait that could not be read, or is over, is no word for a client; nor is any in a stream.
+            Some(_) | None => drop(headers.remove(RETRY_AFTER)),
         }
-        if end != End::Final {
+        if end != End::Final || is_retried(status) {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         self.mark(&flight, headers, None);
@@ -555,6 +585,17 @@ fn mark_unowned(owned: bool, headers: &mut HeaderMap) {
 /// bench`). Alone, a request goes on at once.
 async fn together() {
     tokio::task::yield_now().await;
+}
+
+/// What was held back of a stream, as it came.
+fn all(ready: &VecDeque<Bytes>) -> Bytes {
+    ready.iter().flatten().copied().collect()
+}
+
+/// Whether clients try again by themselves on such a status (CLIENTS.md), whatever else is said. A conflict passes with
+/// time.
+fn is_retried(status: StatusCode) -> bool {
+    status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
 }
 
 fn seconds(seconds: u32) -> Duration {

@@ -28,6 +28,9 @@ use crate::silence::Silence;
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
 const CHARS_PER_TOKEN: u64 = 4;
 
+/// What a client is told of a stream that broke off.
+const INTERRUPTED: &str = "the upstream's stream was interrupted";
+
 /// Events are joined in one write up to about this many bytes: a TCP segment on loopback.
 const TOGETHER_BYTES: usize = 16 << 10;
 
@@ -135,7 +138,7 @@ impl Feed {
     fn understand(&mut self, event: sse::Event) -> Passed {
         let frame = match event.data() {
             Some(data) => self.observer.event(event.name(), data),
-            None => Frame::Lifecycle,
+            None => self.observer.stray(event.raw()),
         };
         // An event that ends in CR LF is given out at its CR; a LF that comes alone belongs to the event before it.
         let is_rest = event.raw().as_ref() == b"\n";
@@ -144,7 +147,7 @@ impl Feed {
         let bytes = match frame {
             _ if self.hid => Bytes::new(),
             // Nothing is read after the last event, so the LF of its CR LF is not waited for.
-            Frame::Terminal(_) | Frame::Error(_) if raw.ends_with(b"\n\r") => [&raw, &b"\n"[..]].concat().into(),
+            Frame::Terminal(_) | Frame::Error(_) | Frame::Foreign(_) if raw.ends_with(b"\n\r") => [&raw, &b"\n"[..]].concat().into(),
             _ => raw,
         };
         Passed { bytes, frame }
@@ -266,7 +269,8 @@ impl Relay {
                     }
                     None => self.break_off(Transport::Cut),
                 },
-                Frame::Error(error) => self.fail(&error, bytes),
+                Frame::Error(error) => self.fail(&error, Some(bytes)),
+                Frame::Foreign(error) => self.fail(&error, None),
             },
             Ok(None) => match self.feed.at_eof().and_then(class_of) {
                 Some(class) => self.complete(class),
@@ -293,24 +297,29 @@ impl Relay {
         self.last = self.ready.pop_back().unwrap_or_default();
     }
 
-    /// The upstream itself reports an error in mid-stream: its own words go on to the client, unless they are about the
-    /// gateway's account there.
-    fn fail(&mut self, error: &UpstreamError, bytes: Bytes) {
+    /// The upstream itself reports an error in mid-stream: its own event goes on to the client, where that is one that
+    /// clients understand, unless it is about the gateway's account there.
+    fn fail(&mut self, error: &UpstreamError, event: Option<Bytes>) {
         let verdict = classify::upstream_error(self.feed.endpoint, error, Time::wall_clock());
         self.land(&verdict);
-        let bytes = if about_the_gateway(verdict.class) { self.interruption() } else { bytes };
+        let bytes = match event {
+            _ if about_the_gateway(verdict.class) => self.interruption(INTERRUPTED),
+            Some(bytes) => bytes,
+            None if error.message.is_empty() => self.interruption(INTERRUPTED),
+            None => self.interruption(&error.message),
+        };
         self.end_with(bytes);
     }
 
     /// The stream was cut or fell silent: the client is told so in its protocol, never shown a clean end.
     fn break_off(&mut self, how: Transport) {
         self.land(&classify::transport(how));
-        let bytes = self.interruption();
+        let bytes = self.interruption(INTERRUPTED);
         self.end_with(bytes);
     }
 
-    fn interruption(&self) -> Bytes {
-        self.feed.observer.broken_stream_event("the upstream's stream was interrupted").into()
+    fn interruption(&self, message: &str) -> Bytes {
+        self.feed.observer.broken_stream_event(message).into()
     }
 
     fn land(&mut self, verdict: &Verdict) {

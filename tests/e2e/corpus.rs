@@ -1,38 +1,74 @@
-//! The corpus of provider errors, each sent by a whole pool: how often it is called, and who answers then.
+//! The corpus of provider errors, each sent by a whole pool: what it is taken for, how often the pool is called, who
+//! answers then, what it does to health, and what the client is told.
 //!
-//! What is expected is the page's: its columns `here | next | chain` (`gateway/routing/fixtures/provider_actions.txt`), but
-//! for the rows that `provider_deviations.txt` gives reasons for.
+//! What is expected is the page's: its columns `here | next | chain | health`
+//! (`gateway/routing/fixtures/provider_actions.txt`) and the class that people gave each row. The upstreams' logs count
+//! the calls, and the gateway's log tells the rest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
-use waybill_simulator::{Action, Control, Step};
+use waybill_schema::event::{Attempt, Class, Effect, Event};
+use waybill_simulator::{Action, Step, When};
 
+use crate::client::Answer;
 use crate::dialect::{CHAT, Dialect, MESSAGES, RESPONSES};
-use crate::fallbacks::{CHAINS, TEMPLATED, ask, counts, since, under};
-use crate::world::World;
+use crate::fallbacks::{NAMES, TEMPLATED, under};
+use crate::log::facts_after;
+use crate::world::{KEY, Plan, World};
+
+/// Every row in a pool of its own name. A failure that counts never adds up to a cooldown here.
+const SETTINGS: &str = "retry: { backoff_ms: 1, max_attempts: 2 }\nhealth: { failure_threshold: 1000 }\n";
+/// How long a model is blocked where neither the upstream nor the page says: `health.cooldown_seconds_max`.
+const BLOCK_MS: u64 = 3_600_000;
+/// The rows under way at one time.
+const AT_ONCE: usize = 24;
+
+/// Rows that are no event of a stream: one says all by its status and one its wait by a header, two are bare texts.
+const NO_EVENTS: [&str; 4] = ["L27", "R05", "C14", "Q11"];
 
 /// What an upstream sent, and how long it asked to be left alone, as people read it.
+#[derive(Clone)]
 struct Row {
     id: String,
+    /// The row of the page that says what follows.
+    like: String,
+    class: String,
     /// Absent where the source does not show it; 200 where the error came inside an answer.
     status: Option<u64>,
     headers: BTreeMap<String, String>,
     body: Option<Value>,
     text: String,
     wait_ms: Option<u64>,
-    /// Whether the classifier cannot do this row.
-    is_exception: bool,
+}
+
+/// How a row comes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    /// With its status.
+    Http,
+    /// As the body of a 200.
+    Json,
+    /// As the first event of a stream.
+    Stream,
+}
+
+/// A row on its way.
+#[derive(Clone)]
+struct Case {
+    row: Row,
+    form: Form,
+    /// Whether other models may stand in.
+    chained: bool,
 }
 
 impl Row {
-    /// All rows in which the page and the gateway agree.
+    /// All rows but those that no body can tell.
     fn all() -> Vec<Self> {
         let rows = include_str!("../../gateway/routing/fixtures/provider_errors.jsonl").lines();
-        let rows = rows.map(|line| Self::of(&serde_json::from_str(line).expect(line)));
-        let deviations = include_str!("../../gateway/routing/fixtures/provider_deviations.txt").lines();
-        let deviating: BTreeSet<&str> = deviations.filter_map(|line| line.split(' ').next()).collect();
-        rows.filter(|row| !row.is_exception && !deviating.contains(row.id.as_str())).collect()
+        let rows = rows.map(|line| serde_json::from_str::<Value>(line).expect(line));
+        rows.filter(|row| row.get("exception").is_none()).map(|row| Self::of(&row)).collect()
     }
 
     fn of(line: &Value) -> Self {
@@ -40,19 +76,14 @@ impl Row {
         let headers = line["headers"].as_object().into_iter().flatten();
         Self {
             id: text(&line["id"]),
+            like: line["as"].as_str().unwrap_or(&text(&line["id"])[..3]).to_owned(),
+            class: text(&line["class"]),
             status: line["status"].as_u64(),
             headers: headers.map(|(name, value)| (name.clone(), text(value))).collect(),
             body: line.get("body").cloned(),
             text: text(&line["text"]),
             wait_ms: line["wait_ms"].as_u64(),
-            is_exception: line.get("exception").is_some(),
         }
-    }
-
-    /// Whether it came inside an answer.
-    fn is_in_stream(&self) -> bool {
-        self.status == Some(200)
-            && self.body.as_ref().is_some_and(|body| self.dialect() != CHAT || body.get("error").is_some())
     }
 
     fn dialect(&self) -> Dialect {
@@ -66,40 +97,76 @@ impl Row {
         }
     }
 
-    /// The bytes of its body.
-    fn said(&self) -> String {
-        self.body.as_ref().map_or_else(|| self.text.clone(), Value::to_string)
+    /// The forms that it can have, without those in which its meaning is lost.
+    fn forms(&self) -> Vec<Form> {
+        let first = if self.status == Some(200) { Form::Json } else { Form::Http };
+        let streams = self.body.is_some() && !NO_EVENTS.contains(&self.id.as_str());
+        [Some(first), streams.then_some(Form::Stream)].into_iter().flatten().collect()
+    }
+}
+
+impl Case {
+    fn all() -> Vec<Self> {
+        let rows = Row::all().into_iter().filter(|row| row.like != "E09");
+        let forms = rows.flat_map(|row| row.forms().into_iter().map(move |form| (row.clone(), form)));
+        forms.flat_map(|(row, form)| [true, false].map(|chained| Self { row: row.clone(), form, chained })).collect()
     }
 
-    fn does(&self) -> Action {
-        match (self.status, &self.body) {
-            (Some(200), Some(body)) => Action::ErrorEventAfter { events: 0, body: body.clone() },
-            (status, _) => {
-                let status = status.map_or(400, |status| u16::try_from(status).expect("a status is small"));
-                Action::Status { status, headers: self.headers.clone(), body: json!(self.said()) }
+    /// The model that it is asked for by, which is also its session.
+    fn name(&self) -> String {
+        let pool = if self.chained { "chained" } else { "alone" };
+        format!("row-{}-{:?}-{pool}", self.row.id, self.form)
+    }
+
+    /// The bytes of the upstream's answer.
+    fn said(&self) -> String {
+        let Some(body) = &self.row.body else { return self.row.text.clone() };
+        match self.form {
+            Form::Http => body.to_string(),
+            Form::Json => as_object(body).to_string(),
+            Form::Stream if self.row.headers.contains_key("x-amzn-errortype") => {
+                let name = self.row.headers["x-amzn-errortype"].split(':').next().unwrap_or_default();
+                format!("event: {name}\ndata: {body}\n\n")
             }
+            Form::Stream if self.row.dialect() == CHAT => format!("data: {body}\n\n"),
+            Form::Stream => format!("event: {}\ndata: {body}\n\n", body["type"].as_str().expect("it has a type")),
         }
     }
 
-    /// The calls of a pool of two and of the chains' targets, by the page; `None` where it leaves the first open.
-    fn calls(&self, page: &[&str]) -> (Option<usize>, bool, [usize; 3]) {
-        let short = self.wait_ms.is_none_or(|ms| ms <= 2000);
-        // A moment that is named by its date has passed by now.
-        let dated = self.headers.keys().any(|name| name.ends_with("-reset"));
-        let here = match page[0] {
-            here if here.starts_with("by") || here.starts_with("if") || here == "wait / no" || dated => None,
-            here if here.starts_with("wait") => Some(if short { 2 } else { 1 }),
-            here if here.starts_with("backoff") => Some(2),
-            _ => Some(1),
+    fn does(&self) -> Action {
+        let status = match self.form {
+            Form::Http => self.row.status.map_or(400, |status| u16::try_from(status).expect("a status is small")),
+            Form::Json | Form::Stream => 200,
         };
-        let chain = match page[2] {
-            "general" => [1, 0, 0],
-            "ctx" | "ctx, then general" => [0, 1, 0],
-            "policy" => [0, 0, 1],
-            _ => [0, 0, 0],
-        };
-        (here, page[1] == "yes" || page[1].starts_with("if"), chain)
+        let mut headers = if self.form == Form::Http { self.row.headers.clone() } else { BTreeMap::new() };
+        if self.form == Form::Stream {
+            headers.insert("content-type".to_owned(), "text/event-stream".to_owned());
+        }
+        Action::Status { status, headers, body: json!(self.said()) }
     }
+
+    /// The wait that is stated in this form.
+    fn wait_ms(&self) -> Option<u64> {
+        // A moment that is named by its date has passed by now; a stream's event has no headers.
+        let dated = self.row.headers.keys().any(|name| name.ends_with("-reset"));
+        let in_header = self.row.headers.contains_key("retry-after") && self.row.id != "R01";
+        let lost = (dated && !in_header) || (in_header && self.form != Form::Http);
+        self.row.wait_ms.filter(|_| !lost)
+    }
+
+    fn cools(&self, page: &[&str]) -> bool {
+        page[3].starts_with("cool") && (self.wait_ms().is_some() || page[3] == "cool to next day")
+    }
+}
+
+/// A failed response as a plain answer has it.
+fn as_object(body: &Value) -> Value {
+    let mut object = body.clone();
+    if body["type"] == "response.failed" {
+        object = body["response"].clone();
+        object["object"] = json!("response");
+    }
+    object
 }
 
 fn page() -> BTreeMap<&'static str, Vec<&'static str>> {
@@ -107,37 +174,181 @@ fn page() -> BTreeMap<&'static str, Vec<&'static str>> {
     lines.map(|line| (&line[..3], line.split(" | ").skip(1).collect())).collect()
 }
 
-/// S3.12, S3.15, issue 5: every row, as JSON or in the stream as it came: sends, next target and chain as the page says;
-/// look-alikes come back unchanged.
-#[tokio::test]
-async fn every_provider_error_leads_where_the_page_says() {
-    let world = World::start(under(CHAINS)).await;
-    let client = world.client_with(TEMPLATED);
-    let page = page();
-    let (mut n, mut wrong) = (0, Vec::new());
-    // Where the page goes by the inner code, the rows of that code tell; where the form is of no dialect here, the
-    // classifier's own test does.
-    let rows = Row::all().into_iter().filter(|row| !page[&row.id[..3]][2].starts_with("by"));
-    for row in rows.filter(|row| row.status != Some(200) || row.is_in_stream()) {
-        for name in ["a", "b"] {
-            world.upstream(name).push(Step::new([row.does()]).times(2));
-        }
-        let before = counts(&world);
-        let answer = ask(&client, row.dialect(), &row.id, row.is_in_stream()).await;
-        let [a, b, chains @ ..] = since(&world, before);
-        let (here, next, chain) = row.calls(&page[&row.id[..3]]);
-        let right = here.is_none_or(|here| here == a) && b == if next { a } else { 0 } && chains == chain;
-        let comes_back = row.status.is_some_and(|status| status >= 400) && chain == [0; 3];
-        let unchanged = row.body.is_none() || answer.text() == row.said();
-        if !right || (comes_back && !unchanged) {
-            wrong.push(format!("{}: {a} {b} {chains:?} {}", row.id, answer.status));
-        }
-        n += 1;
-        // What was not done is no fault of the next row.
-        for name in ["a", "b"] {
-            world.upstream(name).apply(Control { clear_steps: true, ..Control::default() });
+/// What the page says of a case, in one line: calls of each upstream, class, effect, and what the client is told.
+fn expected(case: &Case, page: &[&str]) -> String {
+    let [here, next, chain, ..] = page[..] else { panic!("{page:?}") };
+    let short = case.wait_ms().is_none_or(|ms| ms <= 2000);
+    let a = match here {
+        "wait" if !short => 1,
+        here if here.starts_with("wait") || here.starts_with("backoff") || here.starts_with("if nothing sent") => 2,
+        _ => 1,
+    };
+    let b = if next == "yes" || next.starts_with("if nothing sent") { a } else { 0 };
+    let chains = match chain {
+        _ if !case.chained => [0, 0, 0],
+        "general" => [1, 0, 0],
+        "ctx" | "ctx, then general" => [0, 1, 0],
+        "policy" => [0, 0, 1],
+        _ => [0, 0, 0],
+    };
+    let effect = match page[3] {
+        "none" | "remember dialect" => "none".to_owned(),
+        "block-model short" => "block 60000".to_owned(),
+        "block-model, short" | "block-model (few minutes)" => "block 180000".to_owned(),
+        "block-model to the delay" => format!("block {}", case.row.wait_ms.expect("a delay is stated")),
+        health if health.starts_with("count") => "count".to_owned(),
+        _ if case.cools(page) => "cool".to_owned(),
+        health if health.starts_with("cool") => "count".to_owned(),
+        _ => format!("block {BLOCK_MS}"),
+    };
+    let class = if case.row.class == "MODEL/DOWN" { "DOWN" } else { &case.row.class };
+    let told = if chains == [0, 0, 0] { told(case, b > 0) } else { "200 served".to_owned() };
+    format!("{a} {b} {chains:?} {} {effect} {told}", class.replace("STATE", "CALLER"))
+}
+
+/// What the client of a spent pool is told: `status whose retry-after x-should-retry`.
+fn told(case: &Case, spread: bool) -> String {
+    let class = case.row.class.as_str();
+    let is_ours = matches!(class, "AUTH" | "QUOTA") || case.row.body.is_none() || is_foreign(case);
+    let by_class = match class {
+        "AUTH" | "QUOTA" => 503,
+        "RATE" => 429,
+        "MODEL" => 404,
+        "DOWN" | "MODEL/DOWN" => 502,
+        _ => 400,
+    };
+    let status = match (case.form, case.row.id.as_str()) {
+        (Form::Stream, _) if !is_ours => 200,
+        (Form::Json, "E01" | "E01b") => 529,
+        (Form::Json, "E02b" | "E04" | "E08d" | "E15") => 500,
+        (Form::Json, "E02c" | "E08c") => 503,
+        (Form::Json, "E08b") => 424,
+        (Form::Http, "D16") | (Form::Stream, "D05c" | "D15") => 504,
+        (Form::Http, "L11" | "L20") => 413,
+        (Form::Http, _) if !is_ours => case.row.status.unwrap_or(400),
+        _ => by_class,
+    };
+    let wait = match case.row.like.as_str() {
+        _ if status == 200 || matches!(class, "AUTH" | "QUOTA") => None,
+        "R08" | "R09" => None,
+        "R12" => Some(60),
+        _ => case.wait_ms().map(|ms| ms.div_ceil(1000).min(60)).or((class == "RATE").then_some(1)),
+    };
+    let wait = wait.map_or("-".to_owned(), |seconds| seconds.to_string());
+    let about_the_request = matches!(class, "CTX" | "POLICY" | "CALLER" | "STATE");
+    let stops = is_ours || spread || !about_the_request;
+    format!("{status} {} {wait} {}", if is_ours { "ours" } else { "theirs" }, if stops { "false" } else { "-" })
+}
+
+/// Whether an event is none of its stream's dialect.
+fn is_foreign(case: &Case) -> bool {
+    let body = case.row.body.as_ref();
+    case.form == Form::Stream && case.row.dialect() == CHAT && body.is_some_and(|body| body.get("error").is_none())
+}
+
+fn word(class: Class) -> &'static str {
+    match class {
+        Class::ContextLength => "CTX",
+        Class::ContentPolicy => "POLICY",
+        Class::RateLimited => "RATE",
+        Class::QuotaExhausted => "QUOTA",
+        Class::InvalidKey => "AUTH",
+        Class::ModelUnsupported => "MODEL",
+        Class::Upstream5xx | Class::Timeout => "DOWN",
+        Class::CallerError => "CALLER",
+        _ => "another",
+    }
+}
+
+fn effect(attempt: &Attempt) -> String {
+    match attempt.effect {
+        Effect::None => "none".to_owned(),
+        Effect::Recover => "recover".to_owned(),
+        Effect::Count => "count".to_owned(),
+        Effect::Cool => "cool".to_owned(),
+        Effect::Block => format!("block {}", attempt.thresholds.block_ms),
+    }
+}
+
+/// A pool that every case shares, and one of its own for each that cools a member.
+fn plan(cases: &[Case], page: &BTreeMap<&str, Vec<&str>>) -> Plan {
+    let cooling = cases.iter().filter(|case| case.cools(&page[case.row.like.as_str()]));
+    let mut models: Vec<String> = cooling.map(Case::name).collect();
+    models.push("row-*".to_owned());
+    let chain = |to: &str| models.iter().map(|model| format!("{{ '{model}': [{to}] }}")).collect::<Vec<_>>().join(", ");
+    let mut plan = under(&format!(
+        "fallbacks: [{}], context_window_fallbacks: [{}], content_policy_fallbacks: [{}]",
+        chain("spare"),
+        chain("large"),
+        chain("mild"),
+    ));
+    let member = |name: &str, priority: u8| format!("{{ channel: {name}, group: main, priority: {priority} }}");
+    let route = |model: &String| format!("{{ model: '{model}', members: [{}, {}] }}", member("a", 1), member("b", 2));
+    plan.rows.routes.extend(models.iter().map(route));
+    plan.settings(SETTINGS)
+}
+
+async fn ask<'a>(world: &World, case: &'a Case) -> (&'a Case, Answer) {
+    let (client, dialect) = (world.client_with(if case.chained { TEMPLATED } else { KEY }), case.row.dialect());
+    let mut body = dialect.body("Hello", case.form == Form::Stream);
+    body["model"] = json!(case.name());
+    (case, client.post(dialect.path, &[("x-session-id", &case.name())], &body).await)
+}
+
+/// The calls of each upstream, by their session.
+fn calls(world: &World) -> BTreeMap<String, [usize; 5]> {
+    let mut counts: BTreeMap<String, [usize; 5]> = BTreeMap::new();
+    for (at, name) in NAMES.iter().enumerate() {
+        for call in world.upstream(name).calls() {
+            let (_, session) = call.sessions.into_iter().next().expect("a session id goes upstream");
+            counts.entry(session).or_default()[at] += 1;
         }
     }
-    assert!(n > 200, "{n} rows");
-    assert!(wrong.is_empty(), "{} of {n}: {wrong:#?}", wrong.len());
+    counts
+}
+
+/// S3.12, S3.15, issue 5: every row, as an answer with its status, as the body of a 200, as the first event of a stream:
+/// class, sends, next target, chain and health as the page says; what no chain makes up for comes back unchanged.
+#[tokio::test]
+async fn every_provider_error_leads_where_the_page_says() {
+    let (page, cases) = (page(), Case::all());
+    assert!(cases.len() > 800, "{} cases", cases.len());
+    let mut world = World::start(plan(&cases, &page)).await;
+    for case in &cases {
+        let when = When { model: Some(case.name()), ..When::default() };
+        for name in ["a", "b"] {
+            world.upstream(name).push(Step::new([case.does()]).when(when.clone()).standing());
+        }
+    }
+    let asked = cases.iter().map(|case| ask(&world, case));
+    let answers: Vec<(&Case, Answer)> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+    let calls = calls(&world);
+    world.stop().await;
+    let mut attempts: BTreeMap<String, Vec<Attempt>> = BTreeMap::new();
+    for fact in facts_after(&world.data(), waybill_events::log::Seq::START) {
+        if let Event::Attempt(attempt) = fact.event {
+            attempts.entry(attempt.request.as_str().to_owned()).or_default().push(*attempt);
+        }
+    }
+    let mut wrong = Vec::new();
+    for (case, answer) in answers {
+        let [a, b, chains @ ..] = calls[&case.name()];
+        let request = answer.header("x-waybill-request-id").expect("every reply names its request");
+        let (first, failed) = (&attempts[request][0], &attempts[request][..a + b]);
+        assert!(failed.iter().all(|attempt| attempt.class == first.class && attempt.effect == first.effect));
+        let header = |name: &str| answer.header(name).unwrap_or("-").to_owned();
+        let whose = if answer.text() == case.said() { "theirs" } else { "ours" };
+        let told = match chains {
+            [0, 0, 0] => format!("{whose} {} {}", header("retry-after"), header("x-should-retry")),
+            _ => "served".to_owned(),
+        };
+        let (class, effect, status) = (word(first.class), effect(first), answer.status.as_u16());
+        let seen = format!("{a} {b} {chains:?} {class} {effect} {status} {told}");
+        let expected = expected(case, &page[case.row.like.as_str()]);
+        if seen != expected {
+            wrong.push(format!("{}: {seen}, not {expected}", case.name()));
+        }
+    }
+    wrong.sort();
+    assert!(wrong.is_empty(), "{} of {}: {wrong:#?}", wrong.len(), cases.len());
 }

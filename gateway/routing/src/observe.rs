@@ -7,6 +7,7 @@
 //! Providers add fields and send odd types; a field that is not what it should be counts as absent.
 
 mod chat;
+mod foreign;
 mod lenient;
 mod messages;
 mod responses;
@@ -37,6 +38,8 @@ pub enum Frame {
     Terminal(Terminal),
     /// The upstream says that it failed.
     Error(UpstreamError),
+    /// The same in words that a client of the dialect would not understand.
+    Foreign(UpstreamError),
 }
 
 /// How an answer ended.
@@ -123,7 +126,7 @@ impl Observer {
         let Ok(data) = std::str::from_utf8(data) else { return Frame::Lifecycle };
         let frame = match self.kind {
             _ if data.trim_ascii() == "[DONE]" => self.done(),
-            Kind::Chat => self.chat_chunk(data),
+            Kind::Chat => self.chat_chunk(name, data),
             Kind::Responses => self.responses_event(name, data),
             Kind::Messages => self.messages_event(name, data),
             Kind::Unread => Frame::Lifecycle,
@@ -131,6 +134,11 @@ impl Observer {
         self.meaningful |= matches!(frame, Frame::Meaningful);
         self.ended |= matches!(frame, Frame::Terminal(_));
         frame
+    }
+
+    /// Reads what stands in a stream and is no event: some upstreams send their errors as plain JSON.
+    pub fn stray(&self, raw: &[u8]) -> Frame {
+        std::str::from_utf8(raw).map_or(Frame::Lifecycle, |raw| unknown(None, raw))
     }
 
     /// The end that the stream has come to if it closes here; `None` where that would be a cut.
@@ -208,6 +216,11 @@ impl Observer {
             self.served_model = model.filter(|model| is_name(model)).map(Into::into);
         }
     }
+}
+
+/// An event of no kind that the dialect knows: an error of another, or nothing.
+fn unknown(name: Option<&str>, data: &str) -> Frame {
+    foreign::error(name, data).map_or(Frame::Lifecycle, Frame::Foreign)
 }
 
 fn is_name(text: &str) -> bool {

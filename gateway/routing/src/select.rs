@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 use waybill_schema::catalogue::{Place, Pool, Status, Strategy};
 use waybill_schema::event::{
-    Affinity, AffinityRead, Candidate, Choice, Endpoint, Exclusion, ExclusionCount, Reason, Sticky,
+    Affinity, AffinityRead, Candidate, Choice, Class, Endpoint, Exclusion, ExclusionCount, Reason, Sticky,
 };
 use waybill_schema::id::{AffinityKey, DeploymentId, ModelName};
 use waybill_schema::time::Time;
@@ -197,10 +197,14 @@ fn exclusion(place: &Place, ask: &Ask<'_>, moment: &Moment<'_>) -> Option<(Exclu
         return Some((Exclusion::Exhausted, None));
     }
     let health = moment.state.health(&place.member.id, place.incarnation)?;
-    if let Some(block) = health.blocked(ask.model.as_str(), moment.now) {
-        return Some((Exclusion::Blocked, Some(block.until)));
-    }
-    health.cooling(moment.now).map(|cooldown| (Exclusion::Cooling, Some(cooldown.until)))
+    let (block, cooldown) = (health.blocked(ask.model.as_str(), moment.now), health.cooling(moment.now));
+    // What is only overloaded with the model has it, and may be a last resort like whoever cools.
+    let code = match block {
+        Some(block) if block.reason != Class::Upstream5xx => Exclusion::Blocked,
+        Some(_) | None => Exclusion::Cooling,
+    };
+    let until = block.map(|block| block.until).max(cooldown.map(|cooldown| cooldown.until))?;
+    Some((code, Some(until)))
 }
 
 fn read_affinity(ask: &Ask<'_>, moment: &Moment<'_>, candidates: &[Candidate]) -> Affinity {

@@ -9,6 +9,8 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use super::table;
+
 /// How many envelopes are opened: real ones stop at three.
 const DEPTH_MAX: usize = 6;
 
@@ -23,6 +25,8 @@ pub struct UpstreamError {
     pub message: String,
     /// The HTTP status that the body names, 400 to 599.
     pub status: Option<u16>,
+    /// Whether it came through OpenRouter, which has other providers of the same model.
+    pub(super) relayed: bool,
     /// Google's `retryDelay`.
     pub(super) retry_delay: Option<String>,
     /// Seconds until the limit resets.
@@ -50,6 +54,18 @@ impl UpstreamError {
             Err(_) if text.trim_start().starts_with('<') => Self::default(),
             Err(_) => Self::open(&Value::String(text.into_owned()), 0),
         }
+    }
+
+    /// The same of one that is named beside its body.
+    pub fn named(name: &str, body: &[u8]) -> Self {
+        let mut error = Self::read(body);
+        error.add_code(name);
+        error
+    }
+
+    /// The HTTP status that it would have had as an answer of its own, where the body or its type tells.
+    pub fn status_meant(&self) -> Option<u16> {
+        self.status.or_else(|| table::status_of_type(self))
     }
 
     pub(super) fn add_code(&mut self, code: &str) {
@@ -80,6 +96,7 @@ impl UpstreamError {
         for key in ["code", "type", "__type", "status", "status_code", "reason", "error_type", "limit_source"] {
             error.add_key(object.get(key));
         }
+        error.relayed = object.get("metadata").is_some_and(Value::is_object);
         for part in ["innererror", "metadata"] {
             if let Some(Value::Object(part)) = object.get(part) {
                 error.codes.extend(Self::of_object(part, DEPTH_MAX).codes);
@@ -137,6 +154,7 @@ impl UpstreamError {
             self.message = outer.message;
         }
         self.status = self.status.or(outer.status);
+        self.relayed |= outer.relayed;
         self.retry_delay = self.retry_delay.or(outer.retry_delay);
         self.resets_in_seconds = self.resets_in_seconds.or(outer.resets_in_seconds);
         self.resets_at = self.resets_at.or(outer.resets_at);

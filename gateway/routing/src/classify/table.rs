@@ -22,6 +22,8 @@ pub(super) enum Meaning {
     RateDay,
     /// This one request is larger than the rate limit: no wait helps it, and others pass.
     NeverFits,
+    /// The day's share is used up, or this one request is larger than that of a minute: the words do not tell.
+    RateUntold,
     /// No money or quota is left.
     Quota,
     /// The account lacks what this one request asks for.
@@ -30,12 +32,22 @@ pub(super) enum Meaning {
     Credential,
     /// The model is not served there.
     Model,
+    /// The same from who says so now and then of a model that it serves.
+    ModelForNow,
     /// The model is served there, but not with what this request needs.
     Capability,
     /// Overloaded or broken.
     Down,
-    /// It gave up waiting for itself.
+    /// Overloaded with this one model.
+    Busy,
+    /// The same, and it asks for another model.
+    Full,
+    /// What stands before it could not reach it.
+    Unreached,
+    /// It gave up on itself.
     Timeout,
+    /// What stands before it gave up waiting, and it may still be at work.
+    Unawaited,
     /// Not an answer that a model provider gives.
     Foreign,
     /// The prompt does not fit.
@@ -55,9 +67,10 @@ const OVERRULING: &[(&str, Meaning)] = &[
     ("perday", Quota),
     // R12.
     ("too many tokens per day", RateDay),
-    // R08, R09, R07: a single request above the quota of a minute.
+    // R08, R09: a single request above the quota of a minute.
     ("request too large for", NeverFits),
-    ("retry after 86400 seconds", NeverFits),
+    // R07: Azure's word for the same, and for a day's share.
+    ("retry after 86400 seconds", RateUntold),
     // Q15: sent as a rate limit.
     ("extra usage is required for long context", Unentitled),
 ];
@@ -90,7 +103,6 @@ const CODES: &[(&str, Meaning)] = &[
     ("insufficient_user_quota", Quota),
     ("local:insufficient_quota", Quota),
     ("quota_exceeded", Quota),
-    ("token_limit_exceeded", Quota),
     ("arrearage", Quota),
     ("base_resp:1008", Quota),
     ("1113", Quota),
@@ -112,7 +124,8 @@ const CODES: &[(&str, Meaning)] = &[
     ("1112", Credential),
     ("1121", Credential),
     ("model_not_found", Model),
-    ("model_not_supported", Model),
+    // M08: seen to come and go for accounts that have the model.
+    ("model_not_supported", ModelForNow),
     ("model_decommissioned", Model),
     ("modelnotfound", Model),
     ("1211", Model),
@@ -123,15 +136,15 @@ const CODES: &[(&str, Meaning)] = &[
     ("overloaded_error", Down),
     ("server_is_overloaded", Down),
     ("engine_overloaded_error", Down),
-    ("model_capacity_exhausted", Down),
+    ("model_capacity_exhausted", Busy),
     ("provider_unavailable", Down),
     // D11: it is loading the model.
     ("unavailable_error", Warming),
     ("serviceunavailableexception", Down),
     ("internalserverexception", Down),
     ("modelstreamerrorexception", Down),
-    ("1305", Down),
-    ("1312", Down),
+    ("1305", Busy),
+    ("1312", Busy),
     ("modeltimeoutexception", Timeout),
     ("slow_down", Rate),
     ("throttlingexception", Rate),
@@ -152,6 +165,8 @@ const CODES: &[(&str, Meaning)] = &[
     ("array_above_max_length", Caller),
     ("string_too_long", Caller),
     ("max_tokens_exceeded", Caller),
+    // L28: what the credit allows one request, which a smaller one keeps to.
+    ("token_limit_exceeded", Caller),
     ("unsupported_parameter", Caller),
     ("invalid_function_parameters", Caller),
     ("request_too_large", Caller),
@@ -215,22 +230,25 @@ const TEXTS: &[(&str, Meaning)] = &[
     ("does not have access to model", Model),
     ("was not found or your project does not have access", Model),
     ("with on-demand throughput isn't supported", Model),
-    ("requested model is not supported", Model),
-    ("model is not supported for this request", Model),
+    ("requested model is not supported", ModelForNow),
+    ("model is not supported for this request", ModelForNow),
+    // M16: Ollama says so of a model that is loaded.
+    ("model '*' not found", ModelForNow),
     ("model '*' is not supported", Model),
     ("is not available for integrator", Model),
     ("has been decommissioned", Model),
     ("no endpoints available matching", Model),
     ("not found the model", Model),
-    // M18: a 503 for a model that nobody configured.
-    ("no available channel for model", Model),
-    ("无可用渠道", Model),
+    // M18: a 503 for a model that nobody configured; D14: or for one whose channels all fail just now.
+    ("no available channel for model", ModelForNow),
+    ("无可用渠道", ModelForNow),
     ("no available accounts", Down),
     ("no available model provider", Down),
-    ("selected model is at capacity", Down),
-    ("service tier capacity exceeded", Down),
+    ("selected model is at capacity", Full),
+    ("service tier capacity exceeded", Busy),
     ("rate limit", Rate),
     ("too many requests", Rate),
+    ("request rate increased too quickly", Rate),
     ("please wait before trying again", Rate),
     ("上游负载已饱和", Rate),
     ("completion tokens, whereas you provided", Caller),
@@ -250,6 +268,15 @@ const TEXTS: &[(&str, Meaning)] = &[
     ("unknown variant `developer`", CallerHere),
     ("requested service tier is not allowed", CallerHere),
     ("exceed max allowed size", Caller),
+    ("is allowed for this model", Caller),
+    ("unsupported image url", Caller),
+    ("function name * is duplicated", Caller),
+    // S04, S05, S06, S11, S14, S15: what belongs together was torn apart.
+    ("without its required", Caller),
+    ("no tool call found for", Caller),
+    ("reasoning_content is missing", Caller),
+    ("must be followed by tool messages", Caller),
+    ("must be a response to a preceding message", Caller),
     // C21: another provider behind OpenRouter may have more room.
     ("maximum context length*middle-out", ContextHere),
     ("maximum context length", Context),
@@ -294,24 +321,40 @@ const STATUSES: &[(std::ops::RangeInclusive<u16>, Meaning)] = &[
     (404..=405, Model),
     (408..=408, Timeout),
     (429..=429, Rate),
-    // Cloudflare waited 100 s for the upstream, which may still be at work.
-    (524..=524, Timeout),
+    // D16: Cloudflare could not reach the upstream, or waited 100 s for it.
+    (520..=523, Unreached),
+    (524..=524, Unawaited),
     (400..=499, Caller),
     (500..=599, Down),
     (0..=399, Foreign),
 ];
 
-/// The status that a type stands for, where an error came without one.
+/// The status that a type stands for, where an error came without one (Anthropic's list, and the names others use).
 const TYPES: &[(&str, u16)] = &[
     ("invalid_request_error", 400),
     ("invalid_argument", 400),
     ("validationexception", 400),
     ("authentication_error", 401),
+    ("billing_error", 402),
     ("permission_error", 403),
     ("permission_denied", 403),
     ("permission-denied", 403),
     ("not_found_error", 404),
+    ("server_error", 500),
+    ("api_error", 500),
+    ("internalserverexception", 500),
+    ("modelstreamerrorexception", 424),
+    ("service_unavailable_error", 503),
+    ("server_is_overloaded", 503),
+    ("serviceunavailableexception", 503),
+    ("timeout_error", 504),
+    ("overloaded_error", 529),
 ];
+
+/// The status that the error would have had as an answer of its own, where its type tells.
+pub(super) fn status_of_type(error: &UpstreamError) -> Option<u16> {
+    by_code(TYPES, error)
+}
 
 /// What `error` under the HTTP status `status` means; without a status it came inside a 200.
 pub(super) fn meaning(error: &UpstreamError, status: Option<u16>) -> Meaning {
@@ -321,7 +364,7 @@ pub(super) fn meaning(error: &UpstreamError, status: Option<u16>) -> Meaning {
         .or_else(|| by_code(CODES, error))
         .or_else(|| by_text(TEXTS, &message))
         .or_else(|| by_code(LATE_CODES, error))
-        .or_else(|| error.status.or(status).or_else(|| by_code(TYPES, error)).and_then(by_status))
+        .or_else(|| error.status.or(status).or_else(|| status_of_type(error)).and_then(by_status))
         .unwrap_or(Down)
 }
 

@@ -69,11 +69,14 @@ pub(super) fn worst(one: Option<Terminal>, other: Option<Terminal>) -> Option<Te
 }
 
 impl Observer {
-    pub(super) fn chat_chunk(&mut self, data: &str) -> Frame {
-        let Ok(chunk) = serde_json::from_str::<Chunk<'_>>(data) else { return Frame::Lifecycle };
+    pub(super) fn chat_chunk(&mut self, name: Option<&str>, data: &str) -> Frame {
+        let Ok(chunk) = serde_json::from_str::<Chunk<'_>>(data) else { return super::unknown(name, data) };
         self.identify(chunk.id.get(), chunk.model.get());
         let usage = usage::openai(chunk.usage);
         self.usage = usage.unwrap_or(self.usage);
+        if chunk.choices.is_none() && chunk.error.is_none() && usage.is_none() {
+            return super::unknown(name, data);
+        }
         let choices = chunk.choices.unwrap_or_default();
         if chunk.error.is_some() || choices.iter().any(Choice::failed) {
             return Frame::Error(UpstreamError::read(data.as_bytes()));

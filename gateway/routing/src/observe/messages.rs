@@ -22,8 +22,6 @@ struct Event<'a> {
     content_block: Option<&'a RawValue>,
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
 }
 
 /// A message object, in `message_start` or as the whole answer.
@@ -60,8 +58,8 @@ pub(super) fn terminal(stop_reason: &str) -> Terminal {
 
 impl Observer {
     pub(super) fn messages_event(&mut self, name: Option<&str>, data: &str) -> Frame {
-        let Ok(event) = serde_json::from_str::<Event<'_>>(data) else { return Frame::Lifecycle };
-        let kind = event.kind.get().or(name).unwrap_or(if event.error.is_some() { "error" } else { "" });
+        let Ok(event) = serde_json::from_str::<Event<'_>>(data) else { return super::unknown(name, data) };
+        let kind = event.kind.get().or(name).unwrap_or_default();
         match kind {
             // Anything in a delta, or in a block from its beginning (a call's name, redacted thinking), is output.
             "content_block_delta" => self.output(part::<Chars>(event.delta).0),
@@ -78,8 +76,10 @@ impl Observer {
                 Frame::Lifecycle
             }
             "message_stop" => Frame::Terminal(self.finish.unwrap_or(Terminal::Unfinished)),
-            "error" => Frame::Error(UpstreamError::read(data.as_bytes())),
-            _ => Frame::Lifecycle,
+            // Clients go by the event's name.
+            "error" if name == Some("error") => Frame::Error(UpstreamError::read(data.as_bytes())),
+            "ping" => Frame::Lifecycle,
+            _ => super::unknown(name, data),
         }
     }
 }

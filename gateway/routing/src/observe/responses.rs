@@ -20,8 +20,6 @@ struct Event<'a> {
     item: Option<&'a RawValue>,
     #[serde(borrow, default)]
     response: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
 }
 
 /// A response object, in an event or as the whole answer.
@@ -71,10 +69,9 @@ struct Incomplete<'a> {
 
 impl Observer {
     pub(super) fn responses_event(&mut self, name: Option<&str>, data: &str) -> Frame {
-        let Ok(event) = serde_json::from_str::<Event<'_>>(data) else { return Frame::Lifecycle };
+        let Ok(event) = serde_json::from_str::<Event<'_>>(data) else { return super::unknown(name, data) };
         self.sequence_number = event.sequence_number.0.or(self.sequence_number);
-        // Relays send Chat's error objects here too, without a type.
-        let kind = event.kind.get().or(name).unwrap_or(if event.error.is_some() { "error" } else { "" });
+        let kind = event.kind.get().or(name).unwrap_or_default();
         if kind.ends_with(".delta") {
             return self.output(event.delta.0);
         }
@@ -93,11 +90,13 @@ impl Observer {
                 self.snapshot(event.response);
                 Frame::Error(UpstreamError::read(data.as_bytes()))
             }
-            "error" => Frame::Error(UpstreamError::read(data.as_bytes())),
+            // Clients go by the type in the data.
+            "error" if event.kind.get().is_some() => Frame::Error(UpstreamError::read(data.as_bytes())),
             // An item may come whole, without deltas: encrypted reasoning, a call.
             "response.output_item.done" if self.meaningful || part::<Chars>(event.item).0 > 0 => Frame::Meaningful,
             "response.image_generation_call.partial_image" => Frame::Meaningful,
-            _ => Frame::Lifecycle,
+            kind if kind.starts_with("response.") => Frame::Lifecycle,
+            _ => super::unknown(name, data),
         }
     }
 

@@ -18,6 +18,7 @@ fn read(endpoint: Endpoint, stream: &str) -> (Observer, String) {
             Frame::UsageOnly => 'u',
             Frame::Terminal(_) => 't',
             Frame::Error(_) => 'e',
+            Frame::Foreign(_) => 'f',
         });
     }
     (observer, frames)
@@ -143,17 +144,50 @@ fn an_error_inside_a_stream_is_an_error_in_every_dialect() {
     for stream in [
         r#"error|{"type":"error","sequence_number":2,"error":{"code":"context_length_exceeded","message":"m"}}"#,
         r#"|{"type":"error","code":"server_error","message":"m","param":null,"sequence_number":1}"#,
-        r#"|{"error":{"message":"m","code":"500"}}"#,
         r#"response.failed|{"type":"response.failed","response":{"status":"failed","error":{"code":"slow_down"}}}"#,
     ] {
         check(Endpoint::Responses, stream, "e", None);
     }
     let overloaded = r#"error|{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     check(Endpoint::Messages, overloaded, "e", None);
-    let Frame::Error(error) = Observer::new(Endpoint::Messages).event(None, &overloaded.as_bytes()[6..]) else {
+    let Frame::Error(error) = Observer::new(Endpoint::Messages).event(Some("error"), &overloaded.as_bytes()[6..]) else {
         panic!("no error")
     };
     assert_eq!((error.codes, error.message), (vec!["overloaded_error".to_owned()], "Overloaded".to_owned()));
+}
+
+/// Corpus C09, C25, E08, E09, E15, Q17: what a relay hands on of another dialect.
+#[test]
+fn an_error_in_words_that_clients_would_not_understand_is_told_apart() {
+    for stream in [
+        r#"|[{"error":{"code":400,"message":"m","status":"INVALID_ARGUMENT"}}]"#,
+        r#"|{"object":"error","message":"m","type":"BadRequestError","param":null,"code":400}"#,
+        r#"|{"code":"upstream_provider_rate_limit","message":"{\"error\":{\"message\":\"m\"}}"}"#,
+        r#"|{"__type":"throttlingException","message":"m"}"#,
+        r#"|{"throttlingException":{"message":"m"}}"#,
+        r#"throttlingException|{"message":"m"}"#,
+        r#"|{"base_resp":{"status_code":1008,"status_msg":"m"}}"#,
+        r#"|{"detail":"m"}"#,
+    ] {
+        for endpoint in [Endpoint::Chat, Endpoint::Responses, Endpoint::Messages] {
+            check(endpoint, stream, "f", None);
+        }
+    }
+    // Chat's error object in the dialects whose clients go by types or names.
+    for stream in [r#"|{"error":{"message":"m","code":"500"}}"#, r#"|{"type":"error","error":{"message":"m"}}"#] {
+        check(Endpoint::Messages, stream, "f", None);
+    }
+    check(Endpoint::Responses, r#"|{"error":{"message":"m","code":"500"}}"#, "f", None);
+    check(Endpoint::Responses, r#"error|{"error":{"message":"m","code":"500"}}"#, "f", None);
+    for stream in [r#"|{"message":{"role":"assistant"}}"#, r#"|{"code":7}"#, r#"|[{"text":"m"}]"#, r#"|{"base_resp":{"status_code":0}}"#] {
+        for endpoint in [Endpoint::Chat, Endpoint::Responses, Endpoint::Messages] {
+            check(endpoint, stream, "l", None);
+        }
+    }
+    let stray = |raw: &str| matches!(Observer::new(Endpoint::Chat).stray(raw.as_bytes()), Frame::Foreign(_));
+    assert!(stray("[{\n  \"error\": {\n    \"code\": 503\n  }\n}\n]\n"));
+    assert!(stray(r#"{"error":"an error was encountered while running the model"}"#));
+    assert!(!stray(": a comment\n\n") && !stray("retry: 3000\n\n") && !stray("{\"done\":true}"));
 }
 
 const RESPONSES: &str = r#"

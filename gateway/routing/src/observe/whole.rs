@@ -90,14 +90,20 @@ pub fn json(endpoint: Endpoint, body: &[u8]) -> Result<Whole, Fault> {
         | Endpoint::Moderations
         | Endpoint::Rerank => native(body),
     }
-    .ok_or(Fault::Foreign)
+    .ok_or_else(|| foreign(body))
+}
+
+/// What is no answer of the dialect may be an error of another.
+fn foreign(body: &[u8]) -> Fault {
+    let text = std::str::from_utf8(body).unwrap_or_default();
+    super::foreign::error(None, text).map_or(Fault::Foreign, Fault::Error)
 }
 
 /// What stands somewhere in every answer that reports a failure, and in few others.
 const SIGNS_OF_FAILURE: [&[u8]; 3] = [b"\"error\"", b"\"failed\"", b"\"base_resp\""];
 
 fn reports_failure(body: &[u8]) -> Result<bool, Fault> {
-    let envelope: Envelope<'_> = object(body).ok_or(Fault::Foreign)?;
+    let envelope: Envelope<'_> = object(body).ok_or_else(|| foreign(body))?;
     let business_error = part::<BaseResp>(envelope.base_resp).status_code.0.unwrap_or(0) != 0;
     let failed = envelope.error.is_some() || envelope.kind.get() == Some("error");
     Ok(failed || business_error || envelope.status.get() == Some("failed"))

@@ -90,7 +90,7 @@ fn verdict(word: &str) -> Option<Verdict> {
         "unreachable" => (Class::Unavailable, Here::No, true),
         _ => panic!("unknown verdict {word}"),
     };
-    Some(Verdict { class, here, next, recourse, effect: Effect::None, retry_after_ms: None })
+    Some(Verdict { class, here, next, recourse, effect: Effect::None, retry_after_ms: None, block_ms: None })
 }
 
 /// S3.12, PITFALLS A03, A04
@@ -235,6 +235,7 @@ fn any_verdict() -> impl Strategy<Value = Verdict> {
         recourse,
         effect: Effect::None,
         retry_after_ms: None,
+        block_ms: None,
     })
 }
 

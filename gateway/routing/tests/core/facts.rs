@@ -30,6 +30,8 @@ pub(crate) struct Said<'a> {
     pub(crate) asks_s: Option<u64>,
     pub(crate) key: Option<&'a str>,
     pub(crate) block_s: Option<u64>,
+    /// Absent where it is the one that usually has the effect.
+    pub(crate) class: Option<Class>,
 }
 
 pub(crate) fn attempt((member, incarnation): Of<'_>, effect: Effect, said: Said<'_>) -> Event {
@@ -41,7 +43,7 @@ pub(crate) fn attempt((member, incarnation): Of<'_>, effect: Effect, said: Said<
         deployment: deployment(member).as_str().into(),
         incarnation,
         model: said.model.unwrap_or("m").into(),
-        class: class(effect),
+        class: said.class.unwrap_or(class(effect)),
         status: None,
         latency_ms: 1,
         first_token_ms: None,

@@ -11,7 +11,7 @@ use waybill_routing::state::State;
 use waybill_schema::catalogue::{
     Catalogue, Channel, Dialect, Group, Member, Place, Pool, Price, Route, Row as CatalogueRow, Rows, Status,
 };
-use waybill_schema::event::{Affinity, Candidate, Choice, Effect, Endpoint, Exclusion, KeyType, Reason, Sticky};
+use waybill_schema::event::{Affinity, Candidate, Choice, Class, Effect, Endpoint, Exclusion, KeyType, Reason, Sticky};
 use waybill_schema::id::{DeploymentId, MemberId};
 use waybill_schema::time::Time;
 
@@ -31,6 +31,7 @@ enum Mark {
     Keyless,
     Spent,
     BlockedUntil(i64),
+    BusyUntil(i64),
     CoolingUntil(i64),
 }
 
@@ -39,6 +40,7 @@ impl Mark {
         let until = |text: &str| text.parse().expect("a time is a number");
         match word.split_once('=') {
             Some(("blocked", at)) => Self::BlockedUntil(until(at)),
+            Some(("busy", at)) => Self::BusyUntil(until(at)),
             Some(("cooling", at)) => Self::CoolingUntil(until(at)),
             _ => match word {
                 "off" => Self::MemberOff,
@@ -79,14 +81,14 @@ impl Line {
             Mark::Keyless => Some(Exclusion::Credential),
             Mark::Spent => Some(Exclusion::Exhausted),
             Mark::BlockedUntil(at) => (at > NOW_S).then_some(Exclusion::Blocked),
-            Mark::CoolingUntil(at) => (at > NOW_S).then_some(Exclusion::Cooling),
+            Mark::BusyUntil(at) | Mark::CoolingUntil(at) => (at > NOW_S).then_some(Exclusion::Cooling),
             Mark::Free => None,
         }
     }
 
     fn until(&self) -> Option<i64> {
         match (self.code(), self.mark) {
-            (Some(_), Mark::BlockedUntil(at) | Mark::CoolingUntil(at)) if self.weight > 0 => Some(at),
+            (Some(_), Mark::BlockedUntil(at) | Mark::BusyUntil(at) | Mark::CoolingUntil(at)) if self.weight > 0 => Some(at),
             _ => None,
         }
     }
@@ -156,6 +158,10 @@ impl World {
             let seconds = |at: i64| Some(u64::try_from(at - FAILED_S).expect("a mark ends after the failure"));
             let (effect, said) = match line.mark {
                 Mark::BlockedUntil(at) => (Effect::Block, Said { block_s: seconds(at), ..Said::default() }),
+                Mark::BusyUntil(at) => {
+                    let class = Some(Class::Upstream5xx);
+                    (Effect::Block, Said { block_s: seconds(at), class, ..Said::default() })
+                }
                 Mark::CoolingUntil(at) => (Effect::Cool, Said { asks_s: seconds(at), ..Said::default() }),
                 _ => continue,
             };
@@ -280,6 +286,7 @@ fn every_exclusion_has_its_code() {
     check(&World::parse("a 1 1 keyless\n z 9 1"), "z Draw; None; Credential 1");
     check(&World::parse("a 1 1 blocked=400\n z 9 1"), "z Draw; None; Blocked 1");
     check(&World::parse("a 1 1 cooling=120\n z 9 1"), "z Draw; None; Cooling 1");
+    check(&World::parse("a 1 1 busy=120\n z 9 1"), "z Draw; None; Cooling 1");
     check(&World::parse("a 1 1 spent\n z 9 1"), "z Draw; None; Exhausted 1");
     check(
         &World::parse("a 1 0\n b 1 1 spent\n c 1 1 cooling=120\n d 1 0"),
@@ -370,6 +377,9 @@ fn the_last_resort_is_the_soonest_of_those_that_only_cool() {
     assert_eq!(select::soonest(&world.look()), Some(Time(110_000)));
     world.last_resort = true;
     check(&world, "b LastResort; None; Blocked 1, Cooling 3, Exhausted 1");
+    world = World::parse("a 1 1 cooling=140\n b 2 1 busy=110\n c 1 1 blocked=105");
+    world.last_resort = true;
+    check(&world, "b LastResort; None; Blocked 1, Cooling 2");
     world = World::parse("a 1 1 cooling=120\n b 9 1");
     world.last_resort = true;
     check(&world, "b Draw; None; Cooling 1");
@@ -518,6 +528,7 @@ fn line() -> impl Strategy<Value = (i32, u32, Mark)> {
         1 => Just(Mark::Keyless),
         2 => Just(Mark::Spent),
         3 => (95..150i64).prop_map(Mark::BlockedUntil),
+        2 => (95..150i64).prop_map(Mark::BusyUntil),
         3 => (95..150i64).prop_map(Mark::CoolingUntil),
     ];
     (1..4i32, 0..5u32, mark)
