@@ -147,7 +147,9 @@ impl Feed {
         let bytes = match frame {
             _ if self.hid => Bytes::new(),
             // Nothing is read after the last event, so the LF of its CR LF is not waited for.
-            Frame::Terminal(_) | Frame::Error(_) | Frame::Foreign(_) if raw.ends_with(b"\n\r") => [&raw, &b"\n"[..]].concat().into(),
+            Frame::Terminal(_) | Frame::Error(_) | Frame::Foreign(_) if raw.ends_with(b"\n\r") => {
+                [&raw, &b"\n"[..]].concat().into()
+            }
             _ => raw,
         };
         Passed { bytes, frame }

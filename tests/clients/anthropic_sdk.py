@@ -1,6 +1,6 @@
 """What the official Anthropic SDK meets behind a gateway, told as one JSON object a line.
 
-    anthropic_sdk.py converse|refusals|cut|rest
+    anthropic_sdk.py converse|refusals|failures|cut|rest
 
 The address and the key are in ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY. This program judges nothing: the test that
 starts it compares what it tells with what the upstreams saw.
@@ -95,8 +95,17 @@ def refused(case, ask):
     try:
         tell(case=case, answered=ask().to_dict())
     except anthropic.APIStatusError as error:
-        code = error.body["error"]["code"]
+        code = error.body["error"].get("code", error.body["error"]["type"])
         tell(case=case, raised=type(error).__name__, status=error.status_code, code=code, id=error.request_id)
+
+
+# What an upstream reports inside a 200 in place of an answer.
+
+
+def failures():
+    hello = {"model": MODEL, "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
+    refused("messages", lambda: client.messages.create(**hello))
+    broken("messages, streamed", lambda: client.messages.create(**hello, stream=True))
 
 
 # Streams that are cut after the first words.
@@ -132,4 +141,4 @@ def rest():
     tell(input_tokens=client.messages.count_tokens(model=MODEL, messages=messages).input_tokens)
 
 
-{"converse": converse, "refusals": refusals, "cut": cut, "rest": rest}[sys.argv[1]]()
+{"converse": converse, "refusals": refusals, "failures": failures, "cut": cut, "rest": rest}[sys.argv[1]]()

@@ -1,6 +1,6 @@
 """What the official OpenAI SDK meets behind a gateway, told as one JSON object a line.
 
-    openai_sdk.py converse|refusals|cut|rest
+    openai_sdk.py converse|refusals|failures|cut|rest
 
 The address and the key are in OPENAI_BASE_URL and OPENAI_API_KEY. This program judges nothing: the test that starts it
 compares what it tells with what the upstreams saw.
@@ -133,6 +133,17 @@ def refused(case, ask):
         tell(case=case, raised=type(error).__name__, status=error.status_code, code=error.code, id=error.request_id)
 
 
+# What an upstream reports inside a 200 in place of an answer.
+
+
+def failures():
+    hello = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+    refused("chat", lambda: client.chat.completions.create(**hello))
+    broken("chat, streamed", lambda: client.chat.completions.create(**hello, stream=True))
+    refused("responses", lambda: client.responses.create(model=MODEL, input="Hello"))
+    broken("responses, streamed", lambda: client.responses.create(model=MODEL, input="Hello", stream=True))
+
+
 # Streams that are cut after the first words.
 
 
@@ -174,4 +185,4 @@ def rest():
     )
 
 
-{"converse": converse, "refusals": refusals, "cut": cut, "rest": rest}[sys.argv[1]]()
+{"converse": converse, "refusals": refusals, "failures": failures, "cut": cut, "rest": rest}[sys.argv[1]]()

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use waybill_simulator::cache::CacheModel;
-use waybill_simulator::{Action, Call, End, Endpoint, Step};
+use waybill_simulator::{Action, Call, End, Endpoint, Step, When};
 
 use crate::program::{facts, installed, program, run};
 use crate::world::{KEY, Plan, World};
@@ -140,6 +140,65 @@ async fn check_refusals(sdk: Sdk, rows: &[(&str, &str, u16, &str)]) {
     assert_eq!(met, rows.iter().map(row).collect::<Vec<_>>());
     let calls: usize = world.upstreams.iter().map(|upstream| upstream.calls().len()).sum();
     assert_eq!(calls, 0, "a refused request reached an upstream");
+}
+
+/// What an upstream reports inside a 200 reaches the programmer in its own words: as the error that its status stands for,
+/// or as the event that it is. Each case is one upstream call: nothing is tried again in vain.
+#[tokio::test]
+async fn the_openai_sdk_raises_what_an_upstream_reports_inside_a_200() {
+    let error = json!({"message": "Slow down", "type": "rate_limit_error", "code": "rate_limit_exceeded"});
+    let failed = json!({"id": "resp_1", "object": "response", "status": "failed", "output": [], "error": error});
+    let steps = [
+        (Endpoint::Chat, [json!({"error": error}), json!({"error": error})]),
+        (
+            Endpoint::Responses,
+            [failed.clone(), json!({"type": "response.failed", "sequence_number": 0, "response": failed})],
+        ),
+    ];
+    let rows = [
+        ("chat", "RateLimitError", json!(429), "rate_limit_exceeded"),
+        ("chat, streamed", "APIError", Value::Null, "rate_limit_exceeded"),
+        ("responses", "RateLimitError", json!(429), "rate_limit_exceeded"),
+        ("responses, streamed", "", Value::Null, "response.failed"),
+    ];
+    check_failures(Sdk::OpenAi, &steps, &rows).await;
+}
+
+#[tokio::test]
+async fn the_anthropic_sdk_raises_what_an_upstream_reports_inside_a_200() {
+    let error = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
+    let rows = [
+        ("messages", "OverloadedError", json!(529), "overloaded_error"),
+        // The SDK names errors of a stream after its status, which was 200.
+        ("messages, streamed", "APIStatusError", Value::Null, "overloaded_error"),
+    ];
+    check_failures(Sdk::Anthropic, &[(Endpoint::Messages, [error.clone(), error])], &rows).await;
+}
+
+/// Per case: what is raised, its status, and its code, message or last event.
+async fn check_failures(sdk: Sdk, steps: &[(Endpoint, [Value; 2])], rows: &[(&str, &str, Value, &str)]) {
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
+    let world = World::start(Plan::of(&["a"]).settings(settings)).await;
+    for (endpoint, [whole, streamed]) in steps {
+        let does = [
+            Action::JsonErrorIn200 { body: whole.clone() },
+            Action::ErrorEventAfter { events: 0, body: streamed.clone() },
+        ];
+        for (does, stream) in does.into_iter().zip([false, true]) {
+            let when = When { endpoint: Some(*endpoint), stream: Some(stream), ..When::default() };
+            world.upstreams[0].push(Step::new([does]).when(when).standing());
+        }
+    }
+    let met = sdk.play(&world, "failures").await;
+    assert_eq!(met.len(), rows.len(), "{met:#?}");
+    for (fact, (case, raised, status, said)) in met.iter().zip(rows) {
+        let raises = fact["raised"].as_str().unwrap_or_default();
+        assert_eq!((&fact["case"], raises, &fact["status"]), (&json!(case), *raised, status), "{fact}");
+        let last = fact["kinds"].as_array().and_then(|kinds| kinds.last());
+        let told = last.or(fact.get("code")).filter(|told| !told.is_null()).unwrap_or(&fact["message"]);
+        assert!(told.as_str().is_some_and(|told| told.contains(said)), "{case}: {told}");
+    }
+    assert_eq!(world.calls().len(), rows.len(), "a failure was asked for again");
 }
 
 /// Raw Responses streams raise nothing for the protocol's own `response.failed`: their reader sees it as an event.

@@ -39,7 +39,8 @@ fn check(dialect: Dialect, answer: &Answer, status: u16, code: &str, stops: bool
 }
 
 /// CLIENTS 7 to 9, C12, C18, C33, D16, G12: one upstream, one send, one fault: what the client is told. The upstream's
-/// own words pass unchanged (`theirs`) unless they are about the gateway's account or no JSON.
+/// own words pass unchanged (`theirs`), under a fitting status where theirs was 200, unless they are about the gateway's
+/// account or no JSON.
 #[tokio::test]
 async fn a_client_is_told_what_happened_in_its_dialect() {
     const THEIRS: &str = "theirs";
@@ -63,7 +64,7 @@ async fn a_client_is_told_what_happened_in_its_dialect() {
         (silent, 502, "upstream_unavailable", None),
         (Action::Html, 502, "upstream_unavailable", None),
         (Action::EmptyStream, 502, "upstream_unavailable", None),
-        (Action::JsonErrorIn200 { body: Value::Null }, 502, "upstream_unavailable", None),
+        (Action::JsonErrorIn200 { body: Value::Null }, 500, THEIRS, None),
         (Action::Reset, 502, "upstream_unavailable", None),
         (Action::Hang, 504, "upstream_timeout", None),
     ];

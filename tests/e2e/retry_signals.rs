@@ -32,6 +32,12 @@ fn check(answer: &Answer, expected: &str, what: &str) {
     }
 }
 
+/// An upstream's error with this code and these words.
+fn said(status: u16, code: &str, message: &str) -> Action {
+    let body = json!({"type": "error", "error": {"type": "t", "code": code, "message": message}});
+    Action::Status { status, headers: BTreeMap::new(), body }
+}
+
 fn theirs(status: u16, headers: &[(&str, &str)]) -> Action {
     let headers: BTreeMap<_, _> = headers.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
     Action::Status { status, headers, body: json!(THEIRS) }
@@ -46,6 +52,15 @@ async fn an_upstreams_error_says_truly_whether_and_when_to_retry() {
         (theirs(422, &[("retry-after", "soon")]), "422 theirs - -"),
         (theirs(409, &[("retry-after", "5")]), "409 theirs 5 -"),
         (theirs(400, &[("x-should-retry", "true")]), "400 theirs - true"),
+        (said(400, "context_length_exceeded", "m"), "400 context_length_exceeded - -"),
+        (said(403, "content_filter", "m"), "403 content_filter - -"),
+        // The same under a status that the SDKs retry.
+        (said(500, "context_length_exceeded", "m"), "500 context_length_exceeded - false"),
+        (said(429, "content_filter", "m"), "429 content_filter - false"),
+        // No time comes at which it fits.
+        (said(429, "c", "Request too large for gpt on tokens per min"), "429 c - false"),
+        // A day is a minute to who believes no day.
+        (said(429, "c", "Please retry after 86400 seconds."), "429 c 60 false"),
         // About the upstream: tried here to the end.
         (theirs(429, &[("retry-after", "7")]), "429 theirs 7 false"),
         (theirs(429, &[("retry-after", "0.5")]), "429 theirs 1 false"),
@@ -59,6 +74,15 @@ async fn an_upstreams_error_says_truly_whether_and_when_to_retry() {
         (theirs(503, &[("retry-after", "nonsense")]), "503 theirs - false"),
         (theirs(529, &[]), "529 theirs - false"),
         (theirs(404, &[]), "404 theirs - false"),
+        (said(404, "model_not_found", "m"), "404 model_not_found - false"),
+        (said(503, "1305", "Please retry in 40s"), "503 1305 40 false"),
+        (said(408, "c", "m"), "408 c - false"),
+        (said(524, "c", "m"), "524 c - false"),
+        // Inside a 200: under the status that it stands for.
+        (said(200, "rate_limit_exceeded", "Please try again in 7s"), "429 rate_limit_exceeded 7 false"),
+        (said(200, "server_is_overloaded", "m"), "503 server_is_overloaded - false"),
+        (said(200, "context_length_exceeded", "m"), "400 context_length_exceeded - -"),
+        (said(200, "invalid_api_key", "m"), "503 no_route_available - false"),
         // About the gateway's account: in our words. No money comes back by waiting (PROVIDER_ERRORS Q03).
         (theirs(401, &[]), "503 no_route_available - false"),
         (theirs(402, &[("retry-after", "30")]), "503 no_route_available - false"),

@@ -166,7 +166,8 @@ fn verdict(meaning: Meaning, stated: Option<u64>, now: Time) -> Verdict {
         retry_after_ms: stated,
         ..Verdict::open(class, in_time(stated), if stated.is_some() { Effect::Cool } else { Effect::Count })
     };
-    let waiting = |ms| Verdict { retry_after_ms: Some(ms), ..Verdict::open(Class::RateLimited, Here::No, Effect::Cool) };
+    let waiting =
+        |ms| Verdict { retry_after_ms: Some(ms), ..Verdict::open(Class::RateLimited, Here::No, Effect::Cool) };
     let lasting = |class, effect| Verdict::open(class, Here::No, effect);
     let turned_down = |class, next, recourse| Verdict { next, recourse, ..lasting(class, Effect::None) };
     let busy = |here| Verdict {
@@ -389,8 +390,11 @@ mod tests {
     /// S3.15: where else a failure may go, by which chain, and what it does to health: as the page says.
     #[test]
     fn every_row_of_the_corpus_leads_where_the_page_says() {
-        let said = said();
-        for row in Row::all().iter().filter(|row| row.exception.is_none()) {
+        let (said, rows) = (said(), Row::all());
+        for id in said.keys() {
+            assert!(rows.iter().any(|row| row.id.starts_with(id)), "{id} has no body");
+        }
+        for row in rows.iter().filter(|row| row.exception.is_none()) {
             let verdict = row.verdict();
             assert_eq!(said[row.page()].differs(&verdict), Vec::<&str>::new(), "{}: {verdict:?}", row.id);
         }
@@ -414,7 +418,8 @@ mod tests {
     /// D03, D04, D07, M18: an overload of one model is no fault of the others there.
     #[test]
     fn a_model_that_is_busy_rests_for_the_stated_time_or_a_minute() {
-        let block_ms = |id: &str| Row::all().into_iter().find(|row| row.id == id).and_then(|row| row.verdict().block_ms);
+        let block_ms =
+            |id: &str| Row::all().into_iter().find(|row| row.id == id).and_then(|row| row.verdict().block_ms);
         let expected = [("D03", 60_000), ("D04", 40_000), ("D07", 60_000), ("D09", 60_000), ("M16", 180_000)];
         for (id, ms) in expected {
             assert_eq!(block_ms(id), Some(ms), "{id}");

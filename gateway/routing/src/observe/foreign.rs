@@ -31,7 +31,7 @@ fn is_exception(name: &str) -> bool {
 
 fn reports_error(object: &Map<String, Value>) -> bool {
     let says = |key: &str| object.get(key).is_some_and(|value| !value.is_null());
-    let is_error = |key: &str| object.get(key).is_some_and(|value| value == "error");
+    let is_error = |key: &str| object.get(key).is_some_and(|value| value == "error" || value == "response.failed");
     let business = object.get("base_resp").and_then(|base| base.get("status_code")).and_then(Value::as_i64);
     // vLLM and SGLang mark theirs by `object`, Bedrock by `__type`; others have but a code and a message, or only that.
     says("error")

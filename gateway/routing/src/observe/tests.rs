@@ -150,7 +150,8 @@ fn an_error_inside_a_stream_is_an_error_in_every_dialect() {
     }
     let overloaded = r#"error|{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     check(Endpoint::Messages, overloaded, "e", None);
-    let Frame::Error(error) = Observer::new(Endpoint::Messages).event(Some("error"), &overloaded.as_bytes()[6..]) else {
+    let Frame::Error(error) = Observer::new(Endpoint::Messages).event(Some("error"), &overloaded.as_bytes()[6..])
+    else {
         panic!("no error")
     };
     assert_eq!((error.codes, error.message), (vec!["overloaded_error".to_owned()], "Overloaded".to_owned()));
@@ -179,7 +180,12 @@ fn an_error_in_words_that_clients_would_not_understand_is_told_apart() {
     }
     check(Endpoint::Responses, r#"|{"error":{"message":"m","code":"500"}}"#, "f", None);
     check(Endpoint::Responses, r#"error|{"error":{"message":"m","code":"500"}}"#, "f", None);
-    for stream in [r#"|{"message":{"role":"assistant"}}"#, r#"|{"code":7}"#, r#"|[{"text":"m"}]"#, r#"|{"base_resp":{"status_code":0}}"#] {
+    for stream in [
+        r#"|{"message":{"role":"assistant"}}"#,
+        r#"|{"code":7}"#,
+        r#"|[{"text":"m"}]"#,
+        r#"|{"base_resp":{"status_code":0}}"#,
+    ] {
         for endpoint in [Endpoint::Chat, Endpoint::Responses, Endpoint::Messages] {
             check(endpoint, stream, "l", None);
         }

@@ -88,7 +88,9 @@ impl Line {
 
     fn until(&self) -> Option<i64> {
         match (self.code(), self.mark) {
-            (Some(_), Mark::BlockedUntil(at) | Mark::BusyUntil(at) | Mark::CoolingUntil(at)) if self.weight > 0 => Some(at),
+            (Some(_), Mark::BlockedUntil(at) | Mark::BusyUntil(at) | Mark::CoolingUntil(at)) if self.weight > 0 => {
+                Some(at)
+            }
             _ => None,
         }
     }

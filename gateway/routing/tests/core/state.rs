@@ -42,7 +42,8 @@ fn event(words: &[&str]) -> Event {
             facts::prefer(key, of(who), base, whole("ttl").unwrap_or(1000))
         }
         ["attempt", who, what, ..] => {
-            let said = Said { model: after("on"), asks_s: whole("asks"), key: after("for"), block_s: None, class: None };
+            let said =
+                Said { model: after("on"), asks_s: whole("asks"), key: after("for"), block_s: None, class: None };
             facts::attempt(of(who), effect(what), said)
         }
         ["probe", who, what] => facts::probe(of(who), effect(what)),
