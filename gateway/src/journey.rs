@@ -380,7 +380,9 @@ impl Journey<'_> {
             let passed = match feed.next().await {
                 Ok(Some(passed)) => passed,
                 Ok(None) => match feed.at_eof().and_then(class_of) {
-                    Some(class) if self.may_ask_others(flight, class) => break Failure::refusal(&headers, all(&ready)),
+                    Some(class) if !feed.has_output() && self.may_ask_others(flight, class) => {
+                        break Failure::refusal(&headers, all(&ready));
+                    }
                     Some(class) if !feed.is_empty() => {
                         return Ok(Answer::Stream { headers, feed, ready, ended: Some(class) });
                     }
@@ -402,7 +404,7 @@ impl Journey<'_> {
                     return Ok(Answer::Stream { headers, feed, ready, ended: None });
                 }
                 Frame::Terminal(terminal) => match class_of(terminal) {
-                    Some(class) if self.may_ask_others(flight, class) => {
+                    Some(class) if !feed.has_output() && self.may_ask_others(flight, class) => {
                         ready.push_back(passed.bytes);
                         break Failure::refusal(&headers, all(&ready));
                     }

@@ -119,6 +119,11 @@ impl Feed {
         self.observer.is_empty()
     }
 
+    /// Whether any output has come.
+    pub fn has_output(&self) -> bool {
+        self.observer.has_output()
+    }
+
     /// What was learnt so far; a count that nobody reported is estimated from the output.
     pub fn learnt(&self) -> Learnt {
         let mut usage = self.observer.usage();

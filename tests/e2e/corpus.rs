@@ -13,13 +13,13 @@ use waybill_schema::event::{Attempt, Class, Effect, Event};
 use waybill_simulator::{Action, Step, When};
 
 use crate::client::Answer;
-use crate::dialect::{CHAT, DIALECTS, Dialect, MESSAGES, RESPONSES};
+use crate::dialect::{CHAT, Dialect, MESSAGES, RESPONSES};
 use crate::fallbacks::{NAMES, TEMPLATED, under};
 use crate::log::facts_after;
 use crate::world::{KEY, Plan, World};
 
 /// Every row in a pool of its own name. A failure that counts never adds up to a cooldown here.
-const SETTINGS: &str = "retry: { backoff_ms: 1, max_attempts: 2 }\nhealth: { failure_threshold: 1000 }\n";
+pub(crate) const SETTINGS: &str = "retry: { backoff_ms: 1, max_attempts: 2 }\nhealth: { failure_threshold: 1000 }\n";
 /// How long a model is blocked where neither the upstream nor the page says: `health.cooldown_seconds_max`.
 const BLOCK_MS: u64 = 3_600_000;
 /// The rows under way at one time.
@@ -90,8 +90,15 @@ impl Row {
         let body = self.body.as_ref();
         let kind = body.and_then(|body| body["type"].as_str()).unwrap_or_default();
         match kind {
-            "error" if body.is_some_and(|body| body.get("sequence_number").is_none()) => MESSAGES,
-            "error" => RESPONSES,
+            // OpenAI's are numbered, or name the status that they would have had.
+            "error"
+                if body.is_some_and(|body| {
+                    ["sequence_number", "status_code"].iter().any(|key| body.get(*key).is_some())
+                }) =>
+            {
+                RESPONSES
+            }
+            "error" => MESSAGES,
             kind if kind.starts_with("response.") => RESPONSES,
             _ => CHAT,
         }
@@ -260,7 +267,8 @@ fn word(class: Class) -> &'static str {
     }
 }
 
-fn effect(attempt: &Attempt) -> String {
+/// What a send does to health, in words of the page.
+pub(crate) fn effect(attempt: &Attempt) -> String {
     match attempt.effect {
         Effect::None => "none".to_owned(),
         Effect::Recover => "recover".to_owned(),
@@ -296,7 +304,7 @@ async fn ask<'a>(world: &World, case: &'a Case) -> (&'a Case, Answer) {
 }
 
 /// The calls of each upstream, by their session.
-fn calls(world: &World) -> BTreeMap<String, [usize; 5]> {
+pub(crate) fn calls(world: &World) -> BTreeMap<String, [usize; 5]> {
     let mut counts: BTreeMap<String, [usize; 5]> = BTreeMap::new();
     for (at, name) in NAMES.iter().enumerate() {
         for call in world.upstream(name).calls() {
@@ -354,227 +362,6 @@ async fn every_provider_error_leads_where_the_page_says() {
     }
     wrong.sort();
     assert!(wrong.is_empty(), "{} of {}: {wrong:#?}", wrong.len(), cases.len());
-}
-
-/// What a pool was asked and did, as the log tells: `class effect` of its first send.
-fn recorded(world: &World, answer: &Answer) -> String {
-    let request = answer.header("x-waybill-request-id").expect("every reply names its request");
-    let facts = facts_after(&world.data(), waybill_events::log::Seq::START);
-    let mut attempts = facts.into_iter().filter_map(|fact| match fact.event {
-        Event::Attempt(attempt) => Some(*attempt),
-        _ => None,
-    });
-    let first = attempts.find(|attempt| attempt.request.as_str() == request).expect("a send has its end");
-    format!("{:?} {}", first.class, effect(&first))
-}
-
-fn events(text: &str) -> Action {
-    let headers = BTreeMap::from([("content-type".to_owned(), "text/event-stream".to_owned())]);
-    Action::Status { status: 200, headers, body: json!(text) }
-}
-
-fn object(body: Value) -> Action {
-    Action::Status { status: 200, headers: BTreeMap::new(), body }
-}
-
-/// Section 10 of the page, after output: nobody else is asked, whatever chains there are; the client is told in its own
-/// dialect, by the upstream's event where it is one of it, and the failure counts as what it is.
-#[tokio::test]
-async fn a_failure_after_output_leads_nowhere_and_is_told_in_the_dialect() {
-    let after = |body: Value| Action::ErrorEventAfter { events: 5, body };
-    let flat = json!({"code": "upstream_provider_rate_limit",
-        "message": r#"{"error":{"type":"server_error","message":"Endpoint is unavailable."}}"#});
-    let overloaded =
-        json!({"type": "error", "error": {"details": null, "type": "overloaded_error", "message": "Overloaded"}});
-    let blocked = json!({"type": "error", "error": {"details": null, "type": "invalid_request_error",
-        "message": "Output blocked by content filtering policy"}});
-    let slow = json!({"type": "response.failed", "response": {"status": "failed", "error": {"code": "slow_down"}}});
-    let gone = json!({"provider": "P", "error": {"code": "server_error", "message": "Provider disconnected unexpectedly"},
-        "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]});
-    let throttled = json!({"__type": "throttlingException", "message": "Too many requests"});
-    let dressed = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hel\"}}]}\n\ndata: [DONE]\n\n";
-    let table = [
-        ("E01", MESSAGES, after(overloaded), "Upstream5xx count", "overloaded_error"),
-        ("E02", RESPONSES, after(slow), "RateLimited count", r#""code":"slow_down""#),
-        ("E04", CHAT, after(gone), "Upstream5xx count", r#""finish_reason":"error""#),
-        ("E08", CHAT, after(throttled), "RateLimited count", r#"{"error":{"code":"upstream_stream_interrupted""#),
-        ("E09", CHAT, after(flat), "Upstream5xx count", r#""message":"Endpoint is unavailable.""#),
-        ("E10", CHAT, Action::CutAfterEvents { events: 5 }, "Interrupted count", "upstream_stream_interrupted"),
-        ("E14", CHAT, events(dressed), "Interrupted count", "upstream_stream_interrupted"),
-        (
-            "E15",
-            RESPONSES,
-            after(json!({"error": {"message": "no", "code": "500"}})),
-            "Upstream5xx count",
-            "response.failed",
-        ),
-        ("P05", MESSAGES, after(blocked), "ContentPolicy none", "Output blocked by content filtering policy"),
-    ];
-    let chains = "fallbacks: [{ gpt: [spare] }], content_policy_fallbacks: [{ gpt: [mild] }]";
-    let mut world = World::start(under(chains).settings(SETTINGS)).await;
-    let client = world.client_with(TEMPLATED);
-    let mut answers = Vec::new();
-    for (id, dialect, does, said, shown) in table {
-        world.upstream("a").push(does);
-        let answer = client.post(dialect.path, &[("x-session-id", id)], &dialect.body("Hello", true)).await;
-        assert!(answer.whole && answer.status == 200, "{id}: {}", answer.status);
-        assert!(answer.text().contains(shown), "{id}: {}", answer.text());
-        assert!(!answer.text().contains(dialect.last), "{id} is shown as a whole answer: {}", answer.text());
-        assert_eq!(calls(&world)[id], [1, 0, 0, 0, 0], "{id}");
-        answers.push((id, answer, said));
-    }
-    world.stop().await;
-    for (id, answer, said) in answers {
-        assert_eq!(recorded(&world, &answer), said, "{id}");
-    }
-}
-
-/// C07, E12, E13: what looks like a failure and is an answer comes back unchanged after one call.
-#[tokio::test]
-async fn an_answer_that_looks_like_a_failure_is_one() {
-    let message = |stop: &str, output: u64| {
-        json!({"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": stop,
-               "stop_sequence": null, "usage": {"input_tokens": 9, "output_tokens": output}})
-    };
-    let message_events = |stop: &str, output: u64| {
-        let mut begun = message(stop, 0);
-        begun["stop_reason"] = Value::Null;
-        let start = json!({"type": "message_start", "message": begun});
-        let delta =
-            json!({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": {"output_tokens": output}});
-        format!(
-            "event: message_start\ndata: {start}\n\nevent: message_delta\ndata: {delta}\n\n\
-             event: message_stop\ndata: {{\"type\":\"message_stop\"}}\n\n"
-        )
-    };
-    let choice =
-        |part: &str| json!({"index": 0, part: {"role": "assistant", "content": ""}, "finish_reason": "length"});
-    let chat = |part: &str| {
-        json!({"id": "c", "model": "m", "choices": [choice(part)],
-            "usage": {"prompt_tokens": 9, "completion_tokens": 64, "total_tokens": 73}})
-    };
-    let full = "model_context_window_exceeded";
-    let table = [
-        ("C07", MESSAGES, false, object(message(full, 3)), "Incomplete recover"),
-        ("C07s", MESSAGES, true, events(&message_events(full, 3)), "Incomplete recover"),
-        ("E12", MESSAGES, false, object(message("end_turn", 3)), "Success recover"),
-        ("E12s", MESSAGES, true, events(&message_events("end_turn", 3)), "Success recover"),
-        ("E13", CHAT, false, object(chat("message")), "Incomplete recover"),
-        ("E13s", CHAT, true, events(&format!("data: {}\n\ndata: [DONE]\n\n", chat("delta"))), "Incomplete recover"),
-    ];
-    let mut world = World::start(under(crate::fallbacks::CHAINS).settings(SETTINGS)).await;
-    let client = world.client_with(TEMPLATED);
-    let mut answers = Vec::new();
-    for (id, dialect, stream, does, said) in table {
-        let Action::Status { body, .. } = &does else { unreachable!("every line is an answer") };
-        let wrote = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
-        world.upstream("a").push(does);
-        let answer = client.post(dialect.path, &[("x-session-id", id)], &dialect.body("Hello", stream)).await;
-        assert_eq!((answer.status.as_u16(), answer.text()), (200, wrote), "{id}");
-        assert_eq!(calls(&world)[id], [1, 0, 0, 0, 0], "{id}");
-        answers.push((id, answer, said));
-    }
-    world.stop().await;
-    for (id, answer, said) in answers {
-        assert_eq!(recorded(&world, &answer), said, "{id}");
-    }
-}
-
-/// P06, P17, PITFALLS D11: content that a model refuses without a word is asked of who stands in for that, where there is
-/// anybody; with a word, or with nobody, the refusal comes back as it is.
-#[tokio::test]
-async fn a_silent_refusal_leads_to_the_chain_for_refused_content() {
-    let message = |text: &str| {
-        json!({"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "refusal",
-            "content": if text.is_empty() { json!([]) } else { json!([{"type": "text", "text": text}]) },
-            "stop_sequence": null, "usage": {"input_tokens": 9, "output_tokens": 2}})
-    };
-    let chat = |part: &str, text: &str| {
-        json!({"id": "c", "model": "m", "choices": [{"index": 0, part: {"role": "assistant", "content": text},
-            "finish_reason": "content_filter"}]})
-    };
-    let streamed = |text: &str| format!("data: {}\n\ndata: [DONE]\n\n", chat("delta", text));
-    let refused = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"refusal\"}}\n\n\
-                   event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
-    let table = [
-        ("P06", MESSAGES, false, object(message("")), true),
-        ("P06s", MESSAGES, true, events(refused), true),
-        ("P06w", MESSAGES, false, object(message("I would rather not")), false),
-        ("P17", CHAT, false, object(chat("message", "")), true),
-        ("P17s", CHAT, true, events(&streamed("")), true),
-        ("P17w", CHAT, true, events(&streamed("I would")), false),
-    ];
-    let mut world = World::start(under(crate::fallbacks::CHAINS).settings(SETTINGS)).await;
-    let mut answers = Vec::new();
-    for (id, dialect, stream, does, is_silent) in table {
-        let Action::Status { body, .. } = &does else { unreachable!("every line is an answer") };
-        let wrote = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
-        for (key, chained) in [(TEMPLATED, true), (KEY, false)] {
-            let session = format!("{id}-{chained}");
-            world.upstream("a").push(does.clone());
-            let client = world.client_with(key);
-            let answer = client.post(dialect.path, &[("x-session-id", &session)], &dialect.body("Hello", stream)).await;
-            assert_eq!(answer.status, 200, "{session}");
-            let leads = is_silent && chained;
-            assert_eq!(answer.text() == wrote, !leads, "{session}: {}", answer.text());
-            assert_eq!(calls(&world)[&session], [1, 0, 0, 0, usize::from(leads)], "{session}");
-            answers.push((session, answer, if leads { "ContentPolicy none" } else { "ContentPolicy recover" }));
-        }
-    }
-    world.stop().await;
-    for (session, answer, said) in answers {
-        assert_eq!(recorded(&world, &answer), said, "{session}");
-    }
-}
-
-/// Point 3 of the page: in whatever words a stream begins with an error, it is taken for what it is; a client is shown
-/// those that are of its dialect, and told all others in its own.
-#[tokio::test]
-async fn an_error_in_any_dialects_words_is_understood_in_a_stream() {
-    const WORDS: &str = "prompt is too long: 214564 tokens > 200000 maximum";
-    let error = json!({"type": "invalid_request_error", "message": WORDS});
-    let anthropic = json!({"type": "error", "error": error});
-    let google = json!([{"error": {"code": 400, "message": WORDS, "status": "INVALID_ARGUMENT"}}]);
-    let flat = json!({"object": "error", "message": WORDS, "type": "BadRequestError", "param": null, "code": 400});
-    let failed = json!({"type": "response.failed", "response": {"status": "failed", "error": error}});
-    let unnamed = |body: &Value| format!("data: {body}\n\n");
-    let named = |name: &str, body: &Value| format!("event: {name}\ndata: {body}\n\n");
-    let openai = unnamed(&json!({"error": error}));
-    let forms: [(String, &[Dialect]); 7] = [
-        (openai, &[CHAT]),
-        (named("error", &anthropic), &[CHAT, RESPONSES, MESSAGES]),
-        (named("response.failed", &failed), &[RESPONSES]),
-        (unnamed(&google), &[]),
-        (serde_json::to_string_pretty(&google).expect("JSON can be written"), &[]),
-        (unnamed(&flat), &[]),
-        (named("validationException", &json!({"message": WORDS})), &[]),
-    ];
-    let world = World::start(under(crate::fallbacks::CHAINS).settings(SETTINGS)).await;
-    for (at, (said, natives)) in forms.into_iter().enumerate() {
-        for dialect in DIALECTS {
-            for (key, chained) in [(TEMPLATED, true), (KEY, false)] {
-                let session = format!("{at} {} {chained}", dialect.path);
-                world.upstream("a").push(events(&said));
-                let client = world.client_with(key);
-                let body = dialect.body("Hello", true);
-                let answer = client.post(dialect.path, &[("x-session-id", &session)], &body).await;
-                assert_eq!(calls(&world)[&session], [1, 0, 0, usize::from(chained), 0], "{session}: {said}");
-                if chained {
-                    assert!(answer.text().contains(dialect.last), "{session}: {}", answer.text());
-                } else if natives.contains(&dialect) {
-                    assert_eq!((answer.status.as_u16(), answer.text()), (200, said.clone()), "{session}");
-                } else {
-                    let told = answer.json();
-                    assert_eq!(
-                        (answer.status.as_u16(), &told["error"]["code"]),
-                        (400, &json!("context_length_exceeded"))
-                    );
-                    assert!(told["error"]["message"].as_str().is_some_and(|text| text.contains(WORDS)), "{told}");
-                    assert_eq!(told["type"] == "error", dialect.is_anthropic(), "{told}");
-                }
-            }
-        }
-    }
 }
 
 /// D07, PITFALLS C23: who is overloaded with one model is passed over for that model, and serves the others.

@@ -37,6 +37,7 @@ mod gate;
 mod gateways;
 mod guardrails;
 mod identity;
+mod inside_200;
 mod kill;
 mod limits;
 mod nats;

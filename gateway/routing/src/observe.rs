@@ -158,6 +158,11 @@ impl Observer {
         !self.meaningful && !excused && self.usage.output.known().unwrap_or(0) == 0
     }
 
+    /// Whether any output has come.
+    pub fn has_output(&self) -> bool {
+        self.meaningful
+    }
+
     /// Tokens as the upstream reported them so far.
     pub fn usage(&self) -> Usage {
         self.usage
