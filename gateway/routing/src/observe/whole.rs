@@ -1,5 +1,7 @@
 //! An answer in one piece: whether it is one of its dialect, and what it says.
 
+use std::sync::LazyLock;
+
 use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -71,7 +73,7 @@ pub fn json(endpoint: Endpoint, body: &[u8]) -> Result<Whole, Fault> {
         return Err(Fault::Html);
     }
     // Most answers hold no sign of a failure, and need not be read twice.
-    if SIGNS_OF_FAILURE.iter().any(|sign| memmem::find(body, sign).is_some()) && reports_failure(body)? {
+    if SIGNS_OF_FAILURE.iter().any(|sign| sign.find(body).is_some()) && reports_failure(body)? {
         return Err(Fault::Error(UpstreamError::read(body)));
     }
     match endpoint {
@@ -100,7 +102,8 @@ fn foreign(body: &[u8]) -> Fault {
 }
 
 /// What stands somewhere in every answer that reports a failure, and in few others.
-const SIGNS_OF_FAILURE: [&[u8]; 3] = [b"\"error\"", b"\"failed\"", b"\"base_resp\""];
+static SIGNS_OF_FAILURE: LazyLock<[memmem::Finder<'static>; 3]> =
+    LazyLock::new(|| ["\"error\"", "\"failed\"", "\"base_resp\""].map(memmem::Finder::new));
 
 fn reports_failure(body: &[u8]) -> Result<bool, Fault> {
     let envelope: Envelope<'_> = object(body).ok_or_else(|| foreign(body))?;
