@@ -39,7 +39,7 @@ impl http_body::Body for Body {
             Self::Whole(whole) => Pin::new(whole).poll_frame(cx).map_err(|never| match never {}),
             Self::Page(page) => Pin::new(page).poll_frame(cx),
             Self::Passage(passage) => passage.poll_next(cx).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
-            Self::Relay(relay) => relay.poll_next(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Relay(relay) => relay.poll_next(cx).map(|bytes| bytes.map(|bytes| bytes.map(Frame::data))),
         }
     }
 

@@ -62,6 +62,8 @@ pub struct Kept {
     conversation: Option<Name>,
     /// Whether the request may not be sent without a record of it.
     strict: bool,
+    /// Whether the response is made in the background.
+    background: bool,
     unsealed: Vec<(Name, Owner)>,
 }
 
@@ -79,6 +81,11 @@ impl Kept {
     /// Whether the request continues something or leaves something behind, so that it needs a record.
     pub fn is_strict(&self) -> bool {
         self.strict
+    }
+
+    /// Whether the response is made in the background, whoever listens.
+    pub fn in_background(&self) -> bool {
+        self.background
     }
 
     /// The facts about ownership that follow from what was `seen` of the response.
@@ -177,7 +184,8 @@ async fn seal(gateway: &Gateway, owned: &[(Name, Owner)]) -> bool {
     true
 }
 
-/// What a request for a new response is tied to.
+/// What a request for a new response is tied to; by default to nothing.
+#[derive(Default)]
 pub(crate) struct Tie {
     pub(crate) hold: Option<Hold>,
     pub(crate) kept: Kept,
@@ -202,7 +210,7 @@ impl Tie {
             return Err(Refusal::NoRecord);
         }
         let response = endpoint == Endpoint::Responses && !inbound.is_not_stored();
-        let mut kept = Kept { response, strict, ..Kept::default() };
+        let mut kept = Kept { response, strict, background: inbound.background, ..Kept::default() };
         let hold = if by_parent {
             let id = inbound.previous_response_id().ok_or(Refusal::Parent(Unowned::Unknown))?;
             let name = Name::of_response(&gateway.secret, &scope, &id);

@@ -257,6 +257,16 @@ impl Flight {
         self.hold.as_ref()
     }
 
+    /// Whether it asks something of a response that is there.
+    pub fn is_errand(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.errand.is_some())
+    }
+
+    /// Whether the response goes on, and can be asked for, when the stream that shows it breaks.
+    pub fn outlasts_its_stream(&self) -> bool {
+        self.is_errand() || self.kept.in_background()
+    }
+
     /// What chooses among a channel's credentials: what an upstream keeps belongs to the one that it was made with, so a
     /// response's session does; elsewhere a prompt cache does, and so what a session sticks by.
     pub fn spread(&self) -> &str {
@@ -623,10 +633,6 @@ impl Flight {
     /// nor does a request about a response that is there.
     fn is_auxiliary(&self) -> bool {
         self.context.endpoint == Endpoint::CountTokens || self.is_errand()
-    }
-
-    fn is_errand(&self) -> bool {
-        self.hold.as_ref().is_some_and(|hold| hold.errand.is_some())
     }
 
     /// Who owns what the upstream keeps of the request, as of what was `seen` of the response.

@@ -47,7 +47,7 @@ pub(crate) fn replay(endpoint: Endpoint, asked: Repeats) -> Replay {
         | Endpoint::Moderations
         | Endpoint::Rerank => unless_asked,
         _ if asked.held => Replay::RefusedOnly,
-        Endpoint::Responses if asked.responses_once => Replay::RefusedOnly,
+        Endpoint::Responses if asked.responses_once => unless_asked,
         Endpoint::Chat
         | Endpoint::Responses
         | Endpoint::Messages
@@ -85,9 +85,13 @@ impl Repeats {
 /// The `Idempotency-Key` under which a request's outcome is kept: of what is behind the gate, but for images, which are
 /// made once whatever they carry, and for a form that passes, of which nobody can say later whether it was the same.
 pub(crate) fn idempotency_key(arrived: &Arrived) -> Option<&HeaderValue> {
-    let is_image = matches!(arrived.endpoint, Endpoint::ImageGenerations | Endpoint::ImageEdits);
+    let is_kept = match arrived.endpoint {
+        Endpoint::ImageGenerations | Endpoint::ImageEdits => false,
+        Endpoint::Responses => true,
+        endpoint => endpoint.is_native(),
+    };
     let passes = arrived.form.as_ref().is_some_and(Filled::passes);
-    arrived.headers.get("idempotency-key").filter(|_| arrived.endpoint.is_native() && !is_image && !passes)
+    arrived.headers.get("idempotency-key").filter(|_| is_kept && !passes)
 }
 
 /// The form that a request to `endpoint` is, if it is one that may be read in passing.
@@ -395,10 +399,8 @@ impl Passage {
     }
 
     fn complete(&mut self) {
-        if let (Some(gathered), Some(deposit)) = (&mut self.gathered, self.flight.deposit())
-            && let Some(whole) = gathered.take()
-        {
-            deposit.keep(self.status, gathered.content_type.as_ref(), &whole);
+        if let Some(gathered) = &mut self.gathered {
+            gathered.keep_in(self.flight.deposit(), self.status);
         }
         self.flight.succeeded(Class::Success, self.learnt(), self.status.as_u16());
         self.flight.flush();

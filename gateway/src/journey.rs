@@ -128,7 +128,7 @@ impl Journey<'_> {
         recourse: Recourse,
     ) -> Result<(dispatch::Attempt, Place), Dead> {
         // What is asked of a response is no work for its member.
-        let errand = flight.hold().is_some_and(|hold| hold.errand.is_some());
+        let errand = flight.is_errand();
         let mut at_home: Option<Choice> = None;
         loop {
             let was_home = flight.is_home();
@@ -266,9 +266,10 @@ impl Journey<'_> {
         }
         let streams = answer::is_event_stream(&head.headers);
         match (self.inbound.stream, streams) {
+            (_, true) if flight.is_errand() => Ok(self.follow(head.headers, body)),
+            (_, false) if flight.is_errand() => self.read_kept(head, body).await,
             (true, true) => self.open_stream(flight, head.headers, body).await,
             (false, true) => Err(Failure::transport(Transport::Malformed)),
-            (_, false) if flight.hold().is_some_and(|hold| hold.errand.is_some()) => self.read_kept(head, body).await,
             (_, false) => self.read_whole(flight, head, body).await,
         }
     }
@@ -372,6 +373,13 @@ impl Journey<'_> {
             && flight.leads_on(Recourse::Content)
     }
 
+    /// Passes on what a kept response has said, and says, from the first byte: it may be silent for long, and nobody else
+    /// could answer.
+    fn follow(&self, headers: HeaderMap, body: Incoming) -> Answer {
+        let feed = Box::new(Feed::new(self.arrived.endpoint, body, false));
+        Answer::Stream { headers, feed, ready: VecDeque::new(), ended: None }
+    }
+
     /// Holds the stream back until its first meaningful frame: until then another deployment may still answer.
     async fn open_stream(&self, flight: &mut Flight, headers: HeaderMap, body: Incoming) -> Result<Answer, Failure> {
         let mut feed = Box::new(Feed::new(self.arrived.endpoint, body, !self.inbound.asks_usage()));
@@ -469,6 +477,7 @@ impl Journey<'_> {
                 mark_unowned(owned, &mut passed);
                 let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
                 let mut relay = Relay::new(*feed, flight, committed, ready, idle);
+                relay.keep_copy(passed.get(CONTENT_TYPE));
                 if let Some(class) = ended {
                     relay.complete_with_last(class);
                 }

@@ -319,6 +319,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use waybill_events::spool::Options;
+    use waybill_routing::ownership::{self, Sighting, Unowned};
     use waybill_schema::event::{Alive, Endpoint, Ownedness, Ownership, SessionSource};
 
     use super::*;
@@ -379,6 +380,30 @@ mod tests {
         assert_eq!(ledger.own(&name("none")).owner, None);
         ledger.disown(&name("h7"));
         assert_eq!(ledger.own(&name("h7")).owner, None);
+    }
+
+    /// Issue 5, "writer lagging" of an embedded instance: what one's own memory had to let go only the file knows, and until
+    /// it has come that far, what is not found there may be.
+    #[test]
+    fn what_was_forgotten_before_the_store_has_it_is_not_unknown() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let (mut spool, _reader, _) = Spool::open(dir.path(), Options::default()).expect("a new spool opens");
+        spool.begin(1).expect("a first epoch begins");
+        let ledger = Ledger::new("gw".into(), 1, spool, State::default());
+        let judge = |response: &str, number| {
+            let place = Place { epoch: 1, number, at: Time(0) };
+            let sighting = Sighting { owner: None, writers: vec![("gw".into(), Some(place))] };
+            ownership::judge(sighting, ledger.own(&name(response)), Time(0)).map(|owner| owner.deployment)
+        };
+        for n in 1..=AFFINITY_RECORDS_MAX {
+            ledger.note(Time(0), vec![owns(&format!("h{n}"))]);
+        }
+        assert_eq!(judge("h1", 0), Ok("a/gpt".into()));
+        assert_eq!(judge("none", 0), Err(Unowned::Unknown), "all there is is remembered");
+        ledger.note(Time(0), vec![owns("one more")]);
+        assert_eq!(judge("h1", 0), Err(Unowned::Unreadable));
+        assert_eq!(judge("none", 0), Err(Unowned::Unreadable));
+        assert_eq!(judge("none", 1), Err(Unowned::Unknown), "the store has what was forgotten");
     }
 
     /// DESIGN.md section 4, step 8: "if neither is possible the answer is still delivered, marked unowned".

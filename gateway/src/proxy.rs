@@ -36,6 +36,10 @@ use crate::traffic::Traffic;
 use crate::upstream::{Errand, Upstream};
 use crate::vault::{Claim, Vault};
 
+/// How long a stream under an `Idempotency-Key` is taken to be under way once it has begun, in milliseconds: an hour, more
+/// than any answer takes.
+const STREAM_MS: i64 = 3_600_000;
+
 /// The data plane.
 #[derive(Debug)]
 pub struct Gateway {
@@ -163,7 +167,8 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     let (group, model) = destination(arrived, &inbound)?;
     let rights = arrived.serving.catalogue.rights(&arrived.key);
     let pool = arrived.serving.catalogue.asked(&arrived.key, &group, model).ok_or_else(|| unknown(&rights, model))?;
-    let tie = Tie::find(gateway, arrived, &inbound, model).await?;
+    // Who may not use the model is told so on the way, and learns nothing of what is owned.
+    let tie = if rights.may(model) { Tie::find(gateway, arrived, &inbound, model).await? } else { Tie::default() };
     let pool = tie.narrow(pool, arrived)?;
     let context = context(gateway, arrived, &inbound, &pool, model, tie.parent())?;
     let mut flight = Flight::new(Departure {
@@ -198,7 +203,8 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
 async fn claim(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<Option<Claim>, Refusal> {
     let Some(key) = gate::idempotency_key(arrived) else { return Ok(None) };
     let timeout_ms = i64::from(arrived.serving.config.retry.timeout_seconds) * 1000;
-    let until = Time::wall_clock().plus_ms(timeout_ms);
+    let stream_ms = if flight.context().stream { STREAM_MS } else { 0 };
+    let until = Time::wall_clock().plus_ms(timeout_ms + stream_ms);
     let scope = &flight.context().scope;
     gateway.vault.claim(scope, arrived.endpoint, key, &arrived.body, until).await.map(Some)
 }

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -24,6 +25,7 @@ use crate::continuation::Seal;
 use crate::failure::about_the_gateway;
 use crate::flight::{Flight, Landing, Learnt, Seen};
 use crate::silence::Silence;
+use crate::vault::Gathering;
 
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
 const CHARS_PER_TOKEN: u64 = 4;
@@ -49,6 +51,8 @@ pub struct Feed {
     hides_usage: bool,
     /// Whether the event before was kept back.
     hid: bool,
+    /// Whether any event has said something.
+    spoke: bool,
     /// When bytes last came, whole events or not.
     last_read: Instant,
 }
@@ -63,14 +67,15 @@ pub struct Passed {
 }
 
 /// How a feed ended without saying that it was complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the upstream's stream broke off")]
 pub struct Cut;
 
 impl Feed {
     /// Reads `body`, which speaks the dialect of `endpoint`.
     pub fn new(endpoint: Endpoint, body: Incoming, hides_usage: bool) -> Self {
         let (decoder, observer) = (Some(Decoder::default()), Observer::new(endpoint));
-        Self { endpoint, body, decoder, observer, hides_usage, hid: false, last_read: Instant::now() }
+        Self { endpoint, body, decoder, observer, hides_usage, hid: false, spoke: false, last_read: Instant::now() }
     }
 
     /// The next event; `Ok(None)` at the end of the stream, `Err` where the connection broke.
@@ -141,6 +146,7 @@ impl Feed {
     }
 
     fn understand(&mut self, event: sse::Event) -> Passed {
+        self.spoke |= event.data().is_some();
         let frame = match event.data() {
             Some(data) => self.observer.event(event.name(), data),
             None => self.observer.stray(event.raw()),
@@ -171,10 +177,14 @@ pub struct Relay {
     /// What must have come about before the last event goes out, and that event.
     seal: Option<Seal>,
     last: Bytes,
+    /// What has passed so far, where it is to be kept.
+    copy: Option<Box<Gathering>>,
     silence: Silence,
     /// When the client last took something: a feed that nobody reads is not silent.
     last_taken: Instant,
     ended: bool,
+    /// Whether the client's connection is to be broken off, too.
+    broken: bool,
     /// The bytes that waited when the upstream's connection last handed something over, and the turns since then.
     gathered: usize,
     turns: u8,
@@ -195,19 +205,29 @@ impl Relay {
             ready,
             seal: None,
             last: Bytes::new(),
+            copy: None,
             silence: Silence::of(idle_limit),
             last_taken: Instant::now(),
             ended: false,
+            broken: false,
             gathered: 0,
             turns: 0,
         }
     }
 
-    /// The next bytes for the client, always whole events; `None` at the end.
+    /// Gathers what passes, so that it can be kept under an `Idempotency-Key`, where the request has one.
+    pub(crate) fn keep_copy(&mut self, content_type: Option<&HeaderValue>) {
+        let mut copy = self.flight.deposit().map(|_| Box::new(Gathering::new(content_type.cloned())));
+        copy.iter_mut().for_each(|copy| self.ready.iter().for_each(|bytes| copy.add(bytes)));
+        self.copy = copy;
+    }
+
+    /// The next bytes for the client, always whole events; `None` at the end, an error where the client's connection is
+    /// to be broken off.
     ///
     /// Events that came together go out together: a write costs more than copying many of them, and more than the turn
     /// that the upstream's connection needs to hand over what it has read already.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, axum::Error>>> {
         let mut waiting: usize = self.ready.iter().map(Bytes::len).sum();
         while !self.ended && waiting < TOGETHER_BYTES {
             match self.feed.poll_next(cx) {
@@ -227,7 +247,12 @@ impl Relay {
         }
         if waiting > 0 {
             (self.gathered, self.turns) = (0, 0);
-            return Poll::Ready(Some(joined(&mut self.ready)));
+            return Poll::Ready(Some(Ok(joined(&mut self.ready))));
+        }
+        if self.broken {
+            std::task::ready!(self.poll_turns(cx));
+            self.broken = false;
+            return Poll::Ready(Some(Err(axum::Error::new(Cut))));
         }
         if self.seal.is_some() {
             return Poll::Pending;
@@ -253,10 +278,9 @@ impl Relay {
         self.turns <= TURNS
     }
 
-    /// Gives the upstream a turn to end its body: what ends it usually waits right behind the last event, and only a
-    /// connection that was read to there can be used again. One that goes on holding is not waited for (PITFALLS E03).
-    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.feed.poll_rest(cx).is_ready() || self.turns >= TURNS {
+    /// Waits for a turn of the client's connection: hyper drops what it has not written yet when a body breaks.
+    fn poll_turns(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.turns >= TURNS {
             return Poll::Ready(());
         }
         self.turns += 1;
@@ -264,26 +288,41 @@ impl Relay {
         Poll::Pending
     }
 
+    /// Gives the upstream a turn to end its body: what ends it usually waits right behind the last event, and only a
+    /// connection that was read to there can be used again. One that goes on holding is not waited for (PITFALLS E03).
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.feed.poll_rest(cx).is_ready() { Poll::Ready(()) } else { self.poll_turns(cx) }
+    }
+
     fn take(&mut self, read: Result<Option<Passed>, Cut>) {
         self.last_taken = Instant::now();
         match read {
-            Ok(Some(Passed { bytes, frame })) => match frame {
-                Frame::Lifecycle | Frame::Meaningful | Frame::UsageOnly => self.ready.push_back(bytes),
-                Frame::Terminal(terminal) => match class_of(terminal) {
-                    Some(class) => {
-                        self.complete(class);
-                        self.last = bytes;
-                    }
-                    None => self.break_off(Transport::Cut),
-                },
-                Frame::Error(error) => self.fail(&error, Some(bytes)),
-                Frame::Foreign(error) => self.fail(&error, None),
-            },
+            Ok(Some(passed)) => self.pass(passed),
             Ok(None) => match self.feed.at_eof().and_then(class_of) {
                 Some(class) => self.complete(class),
+                // What is asked for behind a response's last event is nothing.
+                None if self.flight.is_errand() && !self.feed.spoke => self.complete(Class::Success),
                 None => self.break_off(Transport::Cut),
             },
             Err(Cut) => self.break_off(Transport::Cut),
+        }
+    }
+
+    fn pass(&mut self, Passed { bytes, frame }: Passed) {
+        if let Some(copy) = &mut self.copy {
+            copy.add(&bytes);
+        }
+        match frame {
+            Frame::Lifecycle | Frame::Meaningful | Frame::UsageOnly => self.ready.push_back(bytes),
+            Frame::Terminal(terminal) => match class_of(terminal) {
+                Some(class) => {
+                    self.complete(class);
+                    self.last = bytes;
+                }
+                None => self.break_off(Transport::Cut),
+            },
+            Frame::Error(error) => self.fail(&error, Some(bytes)),
+            Frame::Foreign(error) => self.fail(&error, None),
         }
     }
 
@@ -292,6 +331,9 @@ impl Relay {
     fn complete(&mut self, class: Class) {
         let mut learnt = self.feed.learnt();
         learnt.response.iter_mut().for_each(|seen| seen.ended = true);
+        if let Some(copy) = &mut self.copy {
+            copy.keep_in(self.flight.deposit(), StatusCode::OK);
+        }
         self.flight.succeeded(class, learnt, 200);
         self.flight.flush();
         self.seal = self.flight.seal();
@@ -318,9 +360,14 @@ impl Relay {
         self.end_with(bytes);
     }
 
-    /// The stream was cut or fell silent: the client is told so in its protocol, never shown a clean end.
+    /// The stream was cut or fell silent: the client is told so in its protocol, never shown a clean end. Of a response
+    /// that goes on elsewhere it would be wrong to say that it failed: there the connection breaks, as the upstream's did.
     fn break_off(&mut self, how: Transport) {
         self.land(&classify::transport(how));
+        if self.flight.outlasts_its_stream() {
+            (self.ended, self.broken) = (true, true);
+            return;
+        }
         let bytes = self.interruption(INTERRUPTED);
         self.end_with(bytes);
     }

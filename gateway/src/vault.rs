@@ -260,7 +260,7 @@ impl Deposit {
 #[derive(Debug)]
 pub(crate) struct Gathering {
     bytes: Option<BytesMut>,
-    pub(crate) content_type: Option<HeaderValue>,
+    content_type: Option<HeaderValue>,
 }
 
 impl Gathering {
@@ -276,8 +276,12 @@ impl Gathering {
         }
     }
 
-    pub(crate) fn take(&mut self) -> Option<Bytes> {
-        self.bytes.take().map(BytesMut::freeze)
+    /// Gives the whole of it to keep, once.
+    pub(crate) fn keep_in(&mut self, deposit: Option<&mut Deposit>, status: StatusCode) {
+        let whole = self.bytes.take().map(BytesMut::freeze);
+        if let (Some(whole), Some(deposit)) = (whole, deposit) {
+            deposit.keep(status, self.content_type.as_ref(), &whole);
+        }
     }
 }
 

@@ -150,10 +150,15 @@ impl Stage {
 
     async fn make_of(&self, client: &Client, body: Value) -> Parent {
         let answer = client.post(RESPONSES.path, &[("x-session-id", "s")], &body).await;
+        self.parent_in(&answer, body["stream"] == true)
+    }
+
+    /// The response in an answer.
+    fn parent_in(&self, answer: &Answer, stream: bool) -> Parent {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let owner = answer.header("x-waybill-deployment").expect("the key may see it");
         let owner = owner.split('/').next().expect("a deployment names its channel").to_owned();
-        Parent { id: id_in(&answer), owner, stream: body["stream"] == true }
+        Parent { id: id_in(answer), owner, stream }
     }
 
     async fn go_on(&self, client: &Client, parent: &Parent, ask: Ask) -> Answer {
@@ -259,26 +264,56 @@ async fn a_continuation_costs_one_read_of_the_shared_state() {
     }
 }
 
-/// S1.7, S3.24: the owner rests, and nobody else can stand in.
-#[tokio::test]
-async fn a_continuation_waits_for_an_owner_that_cools() {
-    let expected = Expected { waits: true, ..refused(503, "no_route_available") };
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let settings = "health: { failure_threshold: 1, cooldown_seconds: 600, cooldown_seconds_max: 600 }\n";
-        let stage = Stage::start(kind, plan(settings)).await;
-        let parents = [stage.make(false).await, stage.make(true).await];
-        let owner = stage.upstream(&parents[0].owner);
-        owner.push(Step::new([Action::status(503)]));
+const COOLS: &str = "health: { failure_threshold: 1, cooldown_seconds: 600, cooldown_seconds_max: 600 }\n";
+
+impl Stage {
+    /// Lets the gateway that made a response meet a failure of its owner, which then cools: the upstream itself says for
+    /// how long, so no success ends it.
+    async fn cool(&self, owner: &str) {
+        let owner = self.upstream(owner);
+        owner.push(Step::new([Action::status_retry_after(503, 600)]));
         let mut n = 0;
         while owner.calls().iter().all(|call| call.status != Some(503)) {
             n += 1;
             let session = format!("n-{n}");
-            let answer = stage.maker().post(CHAT.path, &[("x-session-id", &session)], &CHAT.body("Hello", false)).await;
+            let answer = self.maker().post(CHAT.path, &[("x-session-id", &session)], &CHAT.body("Hello", false)).await;
             assert_eq!(answer.status, 200, "another stands in for a chat");
         }
+    }
+}
+
+/// S1.7, S3.24: the owner rests, and nobody else can stand in; at the gateway that met the failure, and at another.
+#[tokio::test]
+async fn a_continuation_waits_for_an_owner_that_cools() {
+    let expected = Expected { waits: true, ..refused(503, "no_route_available") };
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let stage = Stage::start(kind, plan(COOLS)).await;
+        let parents = [stage.make(false).await, stage.make(true).await];
+        stage.cool(&parents[0].owner).await;
         for parent in &parents {
-            // By the gateway that has met the failure: the others hear of it by and by (see `shared.rs`).
             stage.check_at(&stage.maker(), parent, PLAINLY, expected).await;
+        }
+        // Others meet the owner as before until they have heard of it.
+        until(async || stage.go_on(&stage.other(), &parents[0], PLAINLY).await.status == 503).await;
+        for parent in &parents {
+            stage.check(parent, PLAINLY, expected).await;
+            let about = stage.other().get(&page(parent), &[]).await;
+            assert_eq!(about.status, 200, "to be asked about a response is no work that an owner must rest from");
+        }
+    }
+}
+
+/// DESIGN.md section 10, "all candidates cooling": a setting may send to the owner all the same.
+#[tokio::test]
+async fn a_continuation_goes_to_an_owner_that_cools_where_the_setting_says_so() {
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let retry = "retry: { backoff_ms: 1, max_attempts: 1, all_cooling: best_effort }\n";
+        let stage = Stage::start(kind, plan("").settings(&format!("{retry}{COOLS}"))).await;
+        let parents = [stage.make(false).await, stage.make(true).await];
+        stage.cool(&parents[0].owner).await;
+        for parent in &parents {
+            stage.check_at(&stage.maker(), parent, PLAINLY, SERVED).await;
+            stage.check(parent, PLAINLY, SERVED).await;
         }
     }
 }
@@ -387,7 +422,7 @@ async fn while_the_shared_state_is_frozen_continuations_are_refused_and_chats_ar
         stage.check_at(&stage.maker(), parent, PLAINLY, UNREADABLE).await;
         let answer = stage.other().post(CHAT.path, &[("x-session-id", "s")], &CHAT.body("Hello", false)).await;
         assert_eq!(answer.status, 200);
-        let about = stage.other().get(&format!("{}/{}", RESPONSES.path, parent.id), &[]).await;
+        let about = stage.other().get(&page(parent), &[]).await;
         assert_eq!((about.status.as_u16(), &about.json()["error"]["code"]), (503, &json!("ownership_unavailable")));
     }
     let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
@@ -412,6 +447,54 @@ async fn while_the_file_is_held_an_embedded_instance_knows_its_own_responses() {
         stage.check(parent, Ask { id: Some("resp_none"), ..PLAINLY }, UNKNOWN).await;
     }
     drop(held);
+}
+
+/// Embedded, the one store is the file. Where it cannot be read nobody guesses, and chats go on.
+#[tokio::test]
+async fn while_the_file_cannot_be_read_continuations_are_refused_and_chats_are_not() {
+    let stage = Stage::start(Kind::Embedded, plan("")).await;
+    let parents = [stage.make(false).await, stage.make(true).await];
+    stage.settled().await;
+    let Stage::Embedded(world) = &stage else { unreachable!("it was started so") };
+    let hand = world.holds_the_log();
+    let rename = |from: &str, to: &str| {
+        hand.execute_batch(&format!("ALTER TABLE {from} RENAME TO {to}; COMMIT")).expect("a table can be renamed");
+    };
+    rename("response_owners", "hidden");
+    for parent in &parents {
+        stage.check(parent, PLAINLY, UNREADABLE).await;
+        stage.check(parent, Ask { id: Some("resp_none"), ..PLAINLY }, UNREADABLE).await;
+        let about = stage.other().get(&page(parent), &[]).await;
+        assert_eq!((about.status.as_u16(), &about.json()["error"]["code"]), (503, &json!("ownership_unavailable")));
+        let answer = stage.other().post(CHAT.path, &[("x-session-id", "s")], &CHAT.body("Hello", false)).await;
+        assert_eq!(answer.status, 200);
+    }
+    hand.execute_batch("BEGIN IMMEDIATE").expect("the file can be held");
+    rename("hidden", "response_owners");
+    for parent in &parents {
+        stage.check(parent, PLAINLY, SERVED).await;
+    }
+}
+
+/// Embedded, the one writer is the gateway itself, and lags where the file cannot be written. What its life before had not
+/// brought there is there before a new life answers anybody (what a life has made more of than it remembers, while the
+/// file lags: `ledger.rs` of the gateway).
+#[tokio::test]
+async fn what_the_file_lacked_when_its_gateway_died_is_there_when_it_answers_again() {
+    let mut stage = Stage::start(Kind::Embedded, plan("")).await;
+    stage.settled().await;
+    let Stage::Embedded(world) = &stage else { unreachable!("it was started so") };
+    let held = world.holds_the_log();
+    let parents = [stage.make(false).await, stage.make(true).await];
+    let Stage::Embedded(world) = &mut stage else { unreachable!("it was started so") };
+    assert_eq!(world.table("SELECT count(*) FROM response_owners"), ["0"]);
+    world.kill().await;
+    drop(held);
+    world.restart().await;
+    for parent in &parents {
+        stage.check(parent, PLAINLY, SERVED).await;
+        stage.check(parent, Ask { id: Some("resp_none"), ..PLAINLY }, UNKNOWN).await;
+    }
 }
 
 /// An embedded instance knows its responses after a restart, however it ended.
@@ -486,10 +569,7 @@ async fn an_incomplete_answer_can_be_continued() {
         for stream in [false, true] {
             stage.upstreams().iter().for_each(|upstream| upstream.push(Step::new([Action::Incomplete])));
             let parent = stage.make(stream).await;
-            stage
-                .upstreams()
-                .iter()
-                .for_each(|upstream| upstream.apply(Control { clear_steps: true, ..Control::default() }));
+            stage.clear();
             stage.check(&parent, PLAINLY, SERVED).await;
         }
     }
@@ -513,39 +593,153 @@ async fn an_answer_that_is_not_stored_is_owned_by_nobody() {
 async fn a_background_response_is_asked_for_at_its_owner_and_continued_once_it_has_ended() {
     for kind in [Kind::Embedded, Kind::Distributed] {
         let stage = Stage::start(kind, plan("")).await;
-        let body = json!({"model": "gpt", "input": "Hello", "background": true});
-        let parent = stage.make_of(&stage.maker(), body.clone()).await;
+        let parent = stage.make_of(&stage.maker(), background(false)).await;
         stage.check(&parent, PLAINLY, UNKNOWN).await;
-        let page = format!("{}/{}", RESPONSES.path, parent.id);
-        let got = stage.other().get(&page, &[]).await;
+        let got = stage.about(&parent, Method::GET, "").await;
         assert_eq!((got.status.as_u16(), &got.json()["status"]), (200, &json!("completed")));
         stage.check(&parent, PLAINLY, SERVED).await;
 
-        let streamed = stage
-            .make_of(&stage.maker(), json!({"model": "gpt", "input": "Hello", "background": true, "stream": true}))
-            .await;
+        let streamed = stage.make_of(&stage.maker(), background(true)).await;
         stage.check(&streamed, PLAINLY, SERVED).await;
+    }
+}
 
-        let cancelled = stage.make_of(&stage.maker(), body).await;
-        let page = format!("{}/{}/cancel", RESPONSES.path, cancelled.id);
-        let answer = stage.other().post(&page, &[], &json!({})).await;
-        assert_eq!((answer.status.as_u16(), &answer.json()["status"]), (200, &json!("cancelled")));
-        let asked = stage.upstream(&cancelled.owner).calls().pop().expect("the owner was asked");
-        assert_eq!((asked.method.as_str(), asked.path.as_str()), ("POST", page.as_str()));
+/// The same of one that is made as a stream, and of one that is not: its input and its end are the owner's to tell.
+#[tokio::test]
+async fn a_background_response_is_cancelled_and_read_at_its_owner() {
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let stage = Stage::start(kind, plan("")).await;
+        for stream in [false, true] {
+            let parent = stage.begin(stream).await;
+            let items = stage.about(&parent, Method::GET, "/input_items?limit=2").await;
+            assert_eq!((items.status.as_u16(), &items.json()["data"][0]["role"]), (200, &json!("user")));
+            let cancelled = stage.about(&parent, Method::POST, "/cancel").await;
+            assert_eq!((cancelled.status.as_u16(), &cancelled.json()["status"]), (200, &json!("cancelled")));
+            stage.upstream(&parent.owner).release();
+        }
+    }
+}
+
+/// OpenAI's way to go on with a stream that broke: `GET …?stream=true&starting_after=N`, at whichever gateway. Until an end
+/// has been shown there is nothing to continue.
+#[tokio::test]
+async fn a_background_stream_that_broke_is_followed_at_its_owner_from_where_it_broke() {
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let stage = Stage::start(kind, plan("")).await;
+        let whole = stage.maker().post(RESPONSES.path, &[("x-session-id", "s")], &background(true)).await;
+        let n_events = whole.text().matches("event: ").count();
+        stage.upstreams().iter().for_each(|upstream| upstream.push(Step::new([Action::CutAfterEvents { events: 6 }])));
+        let cut = stage.maker().post(RESPONSES.path, &[("x-session-id", "s")], &background(true)).await;
+        assert_eq!((cut.whole, cut.text().matches("event: ").count()), (false, 6), "it did not fail, it goes on");
+        let parent = Parent { id: id_in(&cut), ..stage.parent_in(&whole, true) };
+        stage.clear();
+        stage.check(&parent, PLAINLY, UNKNOWN).await;
+
+        stage.upstream(&parent.owner).push(Step::new([Action::CutAfterEvents { events: 2 }]));
+        let again = stage.about(&parent, Method::GET, "?stream=true&starting_after=5").await;
+        assert_eq!((again.status.as_u16(), again.whole, events(&again)), (200, false, (6..8).collect()));
+        stage.check(&parent, PLAINLY, UNKNOWN).await;
+
+        let rest = stage.about(&parent, Method::GET, "?starting_after=7&stream=true").await;
+        assert_eq!(rest.header("content-type"), Some("text/event-stream; charset=utf-8"));
+        assert_eq!((rest.status.as_u16(), rest.whole, events(&rest)), (200, true, (8..n_events).collect()));
+        let all = stage.about(&parent, Method::GET, "?stream=true").await;
+        assert_eq!([&cut.body[..], &again.body, &rest.body].concat(), all.body, "no byte is missing, and none is new");
+        let beyond = stage.about(&parent, Method::GET, &format!("?stream=true&starting_after={}", n_events - 1)).await;
+        assert_eq!((beyond.status.as_u16(), beyond.whole, beyond.text().as_str()), (200, true, ""));
+        stage.check(&parent, PLAINLY, SERVED).await;
+    }
+}
+
+/// What is followed may be silent for long, may be told to have failed, or may not be offered: that is the owner's to say.
+#[tokio::test]
+async fn what_an_owner_says_of_a_background_stream_is_passed_on_as_it_is_said() {
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let settings = "retry: { backoff_ms: 1, first_token_seconds: 1 }\nhealth: { failure_threshold: 1 }\n";
+        let stage = Stage::start(kind, plan("").settings(settings)).await;
+        let parent = stage.make_of(&stage.maker(), background(true)).await;
+        let follow = format!("{}?stream=true", page(&parent));
+        for (key, path) in [(FOREIGN, follow.clone()), (KEY, follow.replace(&parent.id, "resp_none"))] {
+            let answer = ask(&stage.other_with(key), Method::GET, &path).await;
+            let code = answer.json()["error"]["code"].clone();
+            assert_eq!((answer.status.as_u16(), code), (404, json!("previous_response_not_found")));
+        }
+        let owner = stage.upstream(&parent.owner);
+        owner.push(Step::new([Action::PauseAfter { events: 0 }]));
+        let client = stage.other();
+        let begun = client.open(Method::GET, &follow, &[], Default::default());
+        let begun = tokio::time::timeout(PATIENCE, begun).await.expect("it begins before a word").expect("it is there");
+        owner.release();
+        assert!(read(begun).await.text().contains("response.completed"));
+
+        let failed = json!({"type": "response.failed", "sequence_number": 1, "response": {"id": parent.id,
+            "status": "failed", "error": {"code": "server_error", "message": "Out of luck."}}});
+        owner.push(Step::new([Action::ErrorEventAfter { events: 1, body: failed.clone() }]));
+        let answer = stage.about(&parent, Method::GET, "?stream=true").await;
+        assert_eq!((answer.status.as_u16(), answer.whole), (200, true));
+        assert!(answer.text().ends_with(&format!("event: response.failed\ndata: {failed}\n\n")), "{}", answer.text());
+
+        let plain = stage.make(false).await;
+        let answer = stage.about(&plain, Method::GET, "?stream=true").await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!("stream")));
+        // None of it is held against the owner.
+        stage.check(&parent, PLAINLY, SERVED).await;
     }
 }
 
 /// PITFALLS: a stream in the background may take minutes to its first word; its id is passed on at once.
 #[tokio::test]
 async fn a_background_stream_names_its_response_before_it_says_anything() {
-    let world = World::start(plan("")).await;
-    world.upstreams.iter().for_each(|upstream| upstream.push(Step::new([Action::PauseAfter { events: 1 }]).standing()));
-    let body = json!({"model": "gpt", "input": "Hello", "background": true, "stream": true});
-    let client = world.client();
-    let asked = RESPONSES.read_until(&client, &body, "response.created");
-    let answer = tokio::time::timeout(PATIENCE, asked).await.expect("the first event is passed on");
-    world.upstreams.iter().for_each(|upstream| upstream.release());
-    drop(answer);
+    let stage = Stage::start(Kind::Embedded, plan("")).await;
+    let begun = tokio::time::timeout(PATIENCE, stage.begin(true)).await.expect("the first event is passed on");
+    stage.upstream(&begun.owner).release();
+}
+
+/// A request for a response in the background.
+fn background(stream: bool) -> Value {
+    json!({"model": "gpt", "input": "Hello", "background": true, "stream": stream})
+}
+
+/// The numbers of the events in an answer.
+fn events(answer: &Answer) -> Vec<usize> {
+    let text = answer.text();
+    let numbers = text.split("\"sequence_number\":").skip(1).map(|rest| rest.split([',', '}']).next());
+    numbers.map(|number| number.expect("split gives one").parse().expect("a number")).collect()
+}
+
+impl Stage {
+    /// Makes a response in the background; a stream stands still after its first event, and its client leaves.
+    async fn begin(&self, stream: bool) -> Parent {
+        if !stream {
+            return self.make_of(&self.maker(), background(false)).await;
+        }
+        self.upstreams().iter().for_each(|upstream| upstream.push(Step::new([Action::PauseAfter { events: 1 }])));
+        let begun = RESPONSES.read_until(&self.maker(), &background(true), "response.created").await;
+        let owner = begun.headers()["x-waybill-deployment"].to_str().expect("it is text");
+        let owner = owner.split('/').next().expect("a deployment names its channel").to_owned();
+        let id = self.upstream(&owner).calls().pop().and_then(|call| call.response_id);
+        self.clear();
+        Parent { id: id.expect("the upstream gave it an id"), owner, stream }
+    }
+
+    /// Takes back what the upstreams were told to do.
+    fn clear(&self) {
+        let clear = || Control { clear_steps: true, ..Control::default() };
+        self.upstreams().iter().for_each(|upstream| upstream.apply(clear()));
+    }
+
+    /// Asks something of a response at another gateway than the one that made it: the owner is asked it, once, in the same
+    /// words, and nobody else is asked anything.
+    async fn about(&self, parent: &Parent, method: Method, rest: &str) -> Answer {
+        let path = format!("{}{rest}", page(parent));
+        let before = self.upstreams().calls().len();
+        let answer = ask(&self.other(), method.clone(), &path).await;
+        assert_eq!(self.upstreams().calls().len() - before, 1, "{method} {path}: {}", answer.text());
+        let call = self.upstream(&parent.owner).calls().pop().expect("the owner was asked");
+        assert_eq!((call.method.as_str(), call.path.as_str(), call.body_bytes), (method.as_str(), path.as_str(), 0));
+        assert_eq!(call.credential.as_deref(), Some("sk-upstream"));
+        answer
+    }
 }
 
 /// S3.9: "`GET`, `DELETE`, `cancel` need only scope + id".
@@ -554,34 +748,25 @@ async fn what_is_asked_of_a_response_is_asked_of_its_owner() {
     for kind in [Kind::Embedded, Kind::Distributed] {
         let stage = Stage::start(kind, plan("")).await;
         let parent = stage.make(false).await;
-        let page = format!("{}/{}", RESPONSES.path, parent.id);
         let asks = [
-            (Method::GET, page.clone(), "completed"),
-            (Method::GET, format!("{page}/input_items?limit=2"), "Hello"),
-            (Method::DELETE, page.clone(), "response.deleted"),
+            (Method::GET, "", "completed"),
+            (Method::GET, "/input_items?limit=2", "Hello"),
+            (Method::DELETE, "", "response.deleted"),
         ];
-        for (method, path, holds) in asks {
+        for (method, rest, holds) in asks {
             for (key, id) in [(FOREIGN, &parent.id[..]), (KEY, "resp_none")] {
-                let path = path.replace(&parent.id, id);
+                let path = format!("{}/{id}{rest}", RESPONSES.path);
                 let answer = ask(&stage.other_with(key), method.clone(), &path).await;
                 let code = answer.json()["error"]["code"].clone();
                 assert_eq!((answer.status.as_u16(), code), (404, json!("previous_response_not_found")), "{path}");
             }
-            let before = stage.upstreams().calls().len();
-            let answer = ask(&stage.other(), method.clone(), &path).await;
+            let answer = stage.about(&parent, method, rest).await;
             assert_eq!(answer.status, 200, "{}", answer.text());
-            assert!(answer.text().contains(holds), "{method} {path}: {}", answer.text());
+            assert!(answer.text().contains(holds), "{rest}: {}", answer.text());
             assert_eq!(answer.header("x-session-id"), Some("s"));
-            assert_eq!(stage.upstreams().calls().len() - before, 1);
-            let call = stage.upstream(&parent.owner).calls().pop().expect("the owner was asked");
-            assert_eq!(
-                (call.method.as_str(), call.path.as_str(), call.body_bytes),
-                (method.as_str(), path.as_str(), 0)
-            );
-            assert_eq!(call.credential.as_deref(), Some("sk-upstream"));
         }
         // Deleted, it stays its owner's, who knows nothing of it any more.
-        let gone = ask(&stage.other(), Method::GET, &page).await;
+        let gone = stage.about(&parent, Method::GET, "").await;
         assert_eq!((gone.status.as_u16(), &gone.json()["error"]["code"]), (404, &Value::Null));
         let again = Expected { calls: 1, ..refused(400, "previous_response_not_found") };
         stage.check(&parent, PLAINLY, again).await;
@@ -593,10 +778,9 @@ async fn what_is_asked_of_a_response_is_asked_of_its_owner() {
 async fn what_is_asked_of_a_response_is_on_record_without_tokens() {
     let mut stage = Stage::start(Kind::Embedded, plan("health: { failure_threshold: 1 }\n")).await;
     let parent = stage.make(false).await;
-    let page = format!("{}/{}", RESPONSES.path, parent.id);
     stage.upstream(&parent.owner).push(Step::new([Action::status(500)]));
-    assert_eq!(ask(&stage.other(), Method::GET, &page).await.status, 500);
-    assert_eq!(ask(&stage.other(), Method::GET, &page).await.status, 200);
+    assert_eq!(stage.about(&parent, Method::GET, "").await.status, 500);
+    assert_eq!(stage.about(&parent, Method::GET, "").await.status, 200);
     stage.check(&parent, PLAINLY, SERVED).await;
     let Stage::Embedded(world) = &mut stage else { unreachable!("it was started so") };
     world.stop().await;
@@ -653,6 +837,11 @@ async fn a_continuation_is_sent_again_to_its_owner_only_where_nothing_was_done()
     check(Action::status(500), 1, 500).await;
     check(Action::Reset, 1, 502).await;
     check(Action::CutAfterEvents { events: 1 }, 1, 502).await;
+}
+
+/// The path of a response.
+fn page(parent: &Parent) -> String {
+    format!("{}/{}", RESPONSES.path, parent.id)
 }
 
 async fn ask(client: &Client, method: Method, path: &str) -> Answer {

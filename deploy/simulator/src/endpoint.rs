@@ -50,6 +50,8 @@ impl Endpoint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum About {
     Get(String),
+    /// Its events again, from the one behind this number on.
+    Follow(String, Option<u64>),
     Delete(String),
     Cancel(String),
     InputItems(String),
@@ -59,7 +61,15 @@ impl About {
     pub(crate) fn of(method: &Method, uri: &Uri) -> Option<Self> {
         let (_, rest) = uri.path().rsplit_once("/responses/")?;
         let (id, what) = rest.split_once('/').unwrap_or((rest, ""));
+        let asked = |name: &str| {
+            let mut pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+            pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
+        };
         let about = match (method, what) {
+            (&Method::GET, "") if asked("stream") == Some("true") => {
+                let after = asked("starting_after").and_then(|number| number.parse().ok());
+                return Some(Self::Follow(id.to_owned(), after));
+            }
             (&Method::GET, "") => Self::Get,
             (&Method::DELETE, "") => Self::Delete,
             (&Method::POST, "cancel") => Self::Cancel,
@@ -70,7 +80,7 @@ impl About {
     }
 
     pub(crate) fn id(&self) -> &str {
-        let (Self::Get(id) | Self::Delete(id) | Self::Cancel(id) | Self::InputItems(id)) = self;
+        let (Self::Get(id) | Self::Follow(id, _) | Self::Delete(id) | Self::Cancel(id) | Self::InputItems(id)) = self;
         id
     }
 }

@@ -206,7 +206,11 @@ impl State {
             return Reply::object(200, &models(&self.settings.models, arrival.speaks_anthropic));
         }
         if let Some(about) = &arrival.about {
-            return self.conversations.answer(arrival.credential.clone().unwrap_or_default(), about);
+            let credential = arrival.credential.clone().unwrap_or_default();
+            return match about {
+                About::Follow(id, after) => self.follow(&credential, id, *after, plan),
+                _ => self.conversations.answer(credential, about),
+            };
         }
         let Some(question) = &arrival.question else {
             return refused(arrival, 400, "We could not parse the JSON body of your request.");
@@ -271,6 +275,8 @@ impl State {
                     pieces: conversation.collect(),
                     object: responses::object(&answer, &reported_usage, &question.body, plan.incomplete),
                     input: question.body["input"].clone(),
+                    events: (question.body["background"] == true && question.stream)
+                        .then(|| responses::events(&answer, &reported_usage, &question.body, plan.incomplete)),
                 };
                 self.conversations.keep(credential, responses::id(&answer), kept);
             }
@@ -319,6 +325,24 @@ impl State {
         reply
     }
 
+    /// The events of a response once more, which is offered of one that was made in the background as a stream.
+    fn follow(&self, credential: &str, id: &str, after: Option<u64>, plan: &Plan) -> Reply {
+        let Some(kept) = self.conversations.find(credential, id) else { return no_such_response(id) };
+        let Some(events) = &kept.events else {
+            let message = "This response cannot be streamed: it was not created with stream=true in the background.";
+            let error = json!({"message": message, "type": "invalid_request_error", "param": "stream", "code": null});
+            return Reply::object(400, &json!({"error": error}));
+        };
+        let passed = after.map_or(0, |number| usize::try_from(number).map_or(events.len(), |number| number + 1));
+        let rest: Vec<Event> = events.iter().skip(passed).cloned().collect();
+        let error = match &plan.breaks {
+            Some((_, Break::Error(body))) if !body.is_null() => body.clone(),
+            _ => json!({"type": "error", "code": "server_error", "message": refusal::message(500), "param": null}),
+        };
+        let error = Event::typed(&error, Place::Frame);
+        Reply::new(200, SSE, None, program::stream(rest, error, None, self.pace(), plan))
+    }
+
     fn pace(&self) -> Pace {
         Pace { first_ms: self.settings.first_token_delay_ms, next_ms: self.settings.chunk_delay_ms }
     }
@@ -336,6 +360,8 @@ struct Kept {
     pieces: Vec<Piece>,
     object: Value,
     input: Value,
+    /// Its events, where they can be followed again.
+    events: Option<Vec<Event>>,
 }
 
 /// The conversations behind response ids, by credential.
@@ -363,13 +389,9 @@ impl Conversations {
     /// The answer to what is asked about a response.
     fn answer(&mut self, credential: String, about: &About) -> Reply {
         let key = (credential, about.id().to_owned());
-        let Some(kept) = self.kept.get_mut(&key) else {
-            let message = format!("Response with id '{}' not found.", about.id());
-            let error = json!({"message": message, "type": "invalid_request_error", "param": null, "code": null});
-            return Reply::object(404, &json!({"error": error}));
-        };
+        let Some(kept) = self.kept.get_mut(&key) else { return no_such_response(about.id()) };
         let answer = match about {
-            About::Get(_) => kept.object.clone(),
+            About::Get(_) | About::Follow(..) => kept.object.clone(),
             About::Cancel(_) => {
                 kept.object["status"] = json!("cancelled");
                 kept.object.clone()
@@ -386,6 +408,12 @@ impl Conversations {
 
 fn refused(arrival: &Arrival, status: u16, message: &str) -> Reply {
     Reply::object(status, &refusal::body(arrival.endpoint, status, message))
+}
+
+fn no_such_response(id: &str) -> Reply {
+    let message = format!("Response with id '{id}' not found.");
+    let error = json!({"message": message, "type": "invalid_request_error", "param": null, "code": null});
+    Reply::object(404, &json!({"error": error}))
 }
 
 fn unknown_previous(id: &str) -> Reply {
