@@ -167,8 +167,7 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     let (group, model) = destination(arrived, &inbound)?;
     let rights = arrived.serving.catalogue.rights(&arrived.key);
     let pool = arrived.serving.catalogue.asked(&arrived.key, &group, model).ok_or_else(|| unknown(&rights, model))?;
-    // Who may not use the model is told so on the way, and learns nothing of what is owned.
-    let tie = if rights.may(model) { Tie::find(gateway, arrived, &inbound, model).await? } else { Tie::default() };
+    let tie = tie(gateway, arrived, &inbound, &rights, model).await?;
     let pool = tie.narrow(pool, arrived)?;
     let context = context(gateway, arrived, &inbound, &pool, model, tie.parent())?;
     let mut flight = Flight::new(Departure {
@@ -197,6 +196,22 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
         Err(refusal) => return Ok(journey.refuse(flight, &refusal)),
     }
     Ok(journey.travel(flight).await)
+}
+
+/// What the request goes on from. Nobody is asked that for a caller who may not use the model: it is refused here where
+/// only the answer would name its session, without which nothing is recorded, and else by [`admit`], on record.
+async fn tie(
+    gateway: &Gateway,
+    arrived: &Arrived,
+    inbound: &Inbound<'_>,
+    rights: &Rights,
+    model: &str,
+) -> Result<Tie, Refusal> {
+    match inbound.previous_response_id {
+        _ if rights.may(model) => Tie::find(gateway, arrived, inbound, model).await,
+        Some(_) => Err(Refusal::ModelNotPermitted(model.to_owned())),
+        None => Ok(Tie::default()),
+    }
 }
 
 /// Takes the `Idempotency-Key` of a request whose outcome is kept under it.

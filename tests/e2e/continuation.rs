@@ -35,12 +35,12 @@ const fn refused(status: u16, code: &'static str) -> Expected {
 
 /// The two ways to run Waybill.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+pub(crate) enum Kind {
     Embedded,
     Distributed,
 }
 
-enum Stage {
+pub(crate) enum Stage {
     Embedded(Box<World>),
     Distributed(Box<Cluster>),
 }
@@ -67,7 +67,7 @@ struct Ask {
 const PLAINLY: Ask = Ask { key: KEY, path: RESPONSES.path, model: "gpt", session: None, id: None };
 
 /// Three upstreams, and a second model at the same three.
-fn plan(settings: &str) -> Plan {
+pub(crate) fn plan(settings: &str) -> Plan {
     let mut plan =
         Plan::of(&["a", "b", "c"]).settings(&format!("retry: {{ backoff_ms: 1, max_attempts: 1 }}\n{settings}"));
     let members: Vec<String> = ["a", "b", "c"]
@@ -79,26 +79,26 @@ fn plan(settings: &str) -> Plan {
 }
 
 impl Stage {
-    async fn start(kind: Kind, plan: Plan) -> Self {
+    pub(crate) async fn start(kind: Kind, plan: Plan) -> Self {
         match kind {
             Kind::Embedded => Self::Embedded(Box::new(World::start(plan).await)),
             Kind::Distributed => Self::Distributed(Box::new(Cluster::of(plan, 2, 1000).await)),
         }
     }
 
-    fn upstreams(&self) -> &Upstreams {
+    pub(crate) fn upstreams(&self) -> &Upstreams {
         match self {
             Self::Embedded(world) => &world.upstreams,
             Self::Distributed(cluster) => &cluster.fleet.upstreams,
         }
     }
 
-    fn upstream(&self, name: &str) -> &Running {
+    pub(crate) fn upstream(&self, name: &str) -> &Running {
         self.upstreams().named(name)
     }
 
     /// Where responses are made.
-    fn maker(&self) -> Client {
+    pub(crate) fn maker(&self) -> Client {
         match self {
             Self::Embedded(world) => world.client(),
             Self::Distributed(cluster) => cluster.fleet.client(0),
@@ -106,7 +106,7 @@ impl Stage {
     }
 
     /// Where they are continued: at another gateway, where there is one.
-    fn other(&self) -> Client {
+    pub(crate) fn other(&self) -> Client {
         match self {
             Self::Embedded(world) => world.client(),
             Self::Distributed(cluster) => cluster.fleet.client(1),
@@ -199,7 +199,7 @@ impl Stage {
 }
 
 /// The id of the response in an answer, JSON or SSE.
-fn id_in(answer: &Answer) -> String {
+pub(crate) fn id_in(answer: &Answer) -> String {
     let text = answer.text();
     let at = text.find("resp_").unwrap_or_else(|| panic!("a response has an id: {text}"));
     text[at..].chars().take_while(|char| char.is_ascii_alphanumeric() || *char == '_').collect()
@@ -392,6 +392,49 @@ async fn unknown_and_foreign_responses_look_the_same() {
         let unknown = stage.check(&parent, Ask { id: Some("resp_none"), ..PLAINLY }, UNKNOWN).await;
         let foreign = stage.check(&parent, Ask { key: FOREIGN, ..PLAINLY }, UNKNOWN).await;
         assert_eq!(unknown.json(), foreign.json());
+    }
+}
+
+/// DESIGN.md section 4, step 1: who may not use the model is told that and nothing else, whatever it goes on from and
+/// whoever could tell; what it has made stays its own to be asked about (S3.9: "need only scope + id").
+#[tokio::test]
+async fn a_caller_without_the_model_learns_nothing_of_what_is_owned() {
+    const FORBIDDEN: Expected = refused(403, "model_not_permitted");
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let mut plan = plan("");
+        plan.rows.keys.push("{ id: limited, key: 'env:LIMITED_KEY', group: main, expose_route: true }".to_owned());
+        let mut stage = Stage::start(kind, plan).await;
+        let limited = Ask { key: "sk-limited", ..PLAINLY };
+        let foreign = [stage.make(false).await, stage.make(true).await];
+        let mut own = Vec::new();
+        for stream in [false, true] {
+            let body = json!({"model": "gpt", "input": "Hello", "stream": stream});
+            own.push(stage.make_of(&stage.maker().with_key(limited.key), body).await);
+        }
+        stage.check(&own[0], limited, SERVED).await;
+        stage.edit(|text| text.replace("'env:LIMITED_KEY', ", "'env:LIMITED_KEY', models: [gpt-2], ")).await;
+        let reads = async |stage: &Stage| match stage {
+            Stage::Embedded(_) => 0,
+            Stage::Distributed(cluster) => cluster.reads(1, "answered").await + cluster.reads(1, "failed").await,
+        };
+        let before = reads(&stage).await;
+        let check = async |stage: &Stage| {
+            let mut said = Vec::new();
+            for parent in foreign.iter().chain(&own) {
+                said.push(stage.check(parent, limited, FORBIDDEN).await.json());
+                said.push(stage.check(parent, Ask { id: Some("resp_none"), ..limited }, FORBIDDEN).await.json());
+            }
+            assert!(said.iter().all(|answer| *answer == said[0]), "{said:?}");
+        };
+        check(&stage).await;
+        assert_eq!(reads(&stage).await, before, "nobody was asked");
+        for parent in &own {
+            assert_eq!(ask(&stage.other_with(limited.key), Method::GET, &page(parent)).await.status, 200);
+        }
+        if let Stage::Distributed(cluster) = &mut stage {
+            cluster.redis.stop();
+            check(&stage).await;
+        }
     }
 }
 
@@ -723,7 +766,7 @@ impl Stage {
     }
 
     /// Takes back what the upstreams were told to do.
-    fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let clear = || Control { clear_steps: true, ..Control::default() };
         self.upstreams().iter().for_each(|upstream| upstream.apply(clear()));
     }

@@ -64,16 +64,18 @@ async fn a_gated_request_is_made_once_unless_its_client_or_the_failure_allows_mo
     }
 }
 
-/// S2.11: `responses_single_send` is the strict reading.
+/// S2.11: `responses_single_send` is the strict reading, which an `Idempotency-Key` lifts.
 #[tokio::test]
 async fn responses_are_sent_once_where_the_setting_says_so() {
-    for (setting, n_calls) in [("", [2, 2]), ("responses_single_send: true, ", [1, 2])] {
+    for (setting, n_calls) in [("", [2, 2, 2]), ("responses_single_send: true, ", [1, 2, 2])] {
         let settings = format!("retry: {{ {setting}backoff_ms: 1, max_attempts: 1 }}\nhealth: {{ enabled: false }}\n");
         let world = World::start(plan().settings(&settings)).await;
-        for ((status, session), n_calls) in [(500, "s-1"), (429, "s-2")].into_iter().zip(n_calls) {
+        let asks = [(500, ("x-a", "b")), (429, ("x-a", "b")), (500, ("idempotency-key", "k-1"))];
+        for ((n, (status, header)), n_calls) in asks.into_iter().enumerate().zip(n_calls) {
             let before = world.calls().len();
             world.upstreams[0].push(Action::status(status));
-            let headers = [("x-session-id", session)];
+            let session = format!("s-{n}");
+            let headers = [("x-session-id", session.as_str()), header];
             world.client().post("/v1/responses", &headers, &json!({"model": "gpt", "input": "Hello"})).await;
             assert_eq!(world.calls().len() - before, n_calls, "{settings} {status}");
         }

@@ -7,6 +7,8 @@ use waybill_servers::redis::{Options, Redis};
 use waybill_simulator::{Action, Step};
 
 use crate::client::{Answer, Client};
+use crate::continuation::{self, Kind, Stage};
+use crate::dialect::RESPONSES;
 use crate::fleet::Fleet;
 use crate::follow::ready_when;
 use crate::limits;
@@ -163,6 +165,118 @@ async fn a_budget_spent_after_a_send_makes_no_outcome_known() {
     let calls = world.calls().len();
     check(&settled(&client, "k", "Hello").await, 409, "idempotency_outcome_unknown", NEVER);
     assert_eq!(world.calls().len(), calls);
+}
+
+/// The requests for a response that have an outcome to keep, and what the whole of it ends in.
+fn responses() -> [Value; 4] {
+    let body = |stream: bool, background: bool| json!({"model": "gpt", "input": "Hello", "stream": stream, "background": background});
+    [body(false, false), body(true, false), body(false, true), body(true, true)]
+}
+
+async fn ask_for(client: &Client, key: &str, body: &Value) -> Answer {
+    client.post(RESPONSES.path, &[("idempotency-key", key)], body).await
+}
+
+/// Asks until the answer says something else than that the request is under way.
+async fn settled_for(client: &Client, key: &str, body: &Value) -> Answer {
+    let settled = async {
+        loop {
+            let answer = ask_for(client, key, body).await;
+            if answer.status != 409 || answer.json()["error"]["code"] != "idempotency_in_progress" {
+                return answer;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, settled).await.expect("the outcome comes to be known")
+}
+
+/// Issue 5, item 7: a response is made once, as JSON, as a stream and in the background; whoever asks again with the same
+/// body, at whichever gateway, gets it byte for byte, and can go on from it and ask about it.
+#[tokio::test]
+async fn a_response_is_made_once_under_a_key() {
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let stage = Stage::start(kind, continuation::plan("health: { enabled: false }\n")).await;
+        for (n, body) in responses().iter().enumerate() {
+            let (key, before) = (format!("k-{n}"), stage.upstreams().calls().len());
+            let first = ask_for(&stage.maker(), &key, body).await;
+            assert_eq!((first.status.as_u16(), first.header("x-waybill-repeated")), (200, None), "{}", first.text());
+            for client in [stage.other(), stage.maker()] {
+                let again = settled_for(&client, &key, body).await;
+                assert_eq!((again.status.as_u16(), &again.body), (200, &first.body), "{body}: {}", again.text());
+                assert_eq!(again.header("content-type"), first.header("content-type"));
+                assert_eq!(again.header("x-waybill-repeated"), Some("true"));
+                assert_eq!(again.header("x-waybill-attempts"), Some("0"));
+            }
+            let other = json!({"model": "gpt", "input": "Other", "stream": body["stream"]});
+            check(&ask_for(&stage.other(), &key, &other).await, 409, "idempotency_key_reused", NEVER);
+            let mut turned = body.clone();
+            turned["stream"] = json!(body["stream"] != true);
+            check(&ask_for(&stage.other(), &key, &turned).await, 409, "idempotency_key_reused", NEVER);
+            assert_eq!(stage.upstreams().calls().len() - before, 1, "{body}");
+
+            let id = continuation::id_in(&first);
+            let about = stage.other().get(&format!("{}/{id}", RESPONSES.path), &[]).await;
+            assert_eq!((about.status.as_u16(), about.json()["id"].as_str()), (200, Some(id.as_str())));
+            let next = json!({"model": "gpt", "input": "And?", "previous_response_id": id});
+            assert_eq!(ask_for(&stage.other(), &format!("next-{n}"), &next).await.status, 200);
+            let again = settled_for(&stage.maker(), &format!("next-{n}"), &next).await;
+            assert_eq!(again.header("x-waybill-repeated"), Some("true"), "a continuation is a request like any");
+            assert_eq!(stage.upstreams().calls().len() - before, 3);
+        }
+    }
+}
+
+/// The same while it is under way, where it broke off or its client left, and where no upstream made it.
+#[tokio::test]
+async fn a_response_whose_outcome_is_unknown_is_not_made_again() {
+    for kind in [Kind::Embedded, Kind::Distributed] {
+        let stage = Stage::start(kind, continuation::plan("health: { enabled: false }\n")).await;
+        let all_do = |action: Action| {
+            stage.upstreams().iter().for_each(|upstream| upstream.push(Step::new([action.clone()]).standing()));
+        };
+        for (n, body) in responses().iter().enumerate() {
+            let (stream, calls) = (body["stream"] == true, || stage.upstreams().calls().len());
+            let key = |what: &str| format!("{what}-{n}");
+            let before = calls();
+
+            all_do(Action::PauseAfter { events: if stream { 8 } else { 0 } });
+            let maker = stage.maker();
+            let (under_way, left) = (key("under-way"), key("left"));
+            let meanwhile = async {
+                stage.upstreams().calls_until(|calls| calls.len() == before + 1).await;
+                let refused = ask_for(&stage.other(), &under_way, body).await;
+                check(&refused, 409, "idempotency_in_progress", (Some("2"), None));
+                stage.upstreams().iter().for_each(|upstream| upstream.release());
+            };
+            let (first, ()) = join(ask_for(&maker, &under_way, body), meanwhile).await;
+            assert_eq!(settled_for(&stage.other(), &under_way, body).await.body, first.body);
+            assert_eq!(calls(), before + 1);
+
+            let leaves = ask_for(&maker, &left, body);
+            tokio::select! {
+                answer = leaves => panic!("the upstream stands still: {}", answer.text()),
+                _ = stage.upstreams().calls_until(|calls| calls.len() == before + 2) => {}
+            }
+            let refused = settled_for(&stage.other(), &left, body).await;
+            check(&refused, 409, "idempotency_outcome_unknown", NEVER);
+            stage.upstreams().iter().for_each(|upstream| upstream.release());
+            stage.clear();
+
+            // A stream that broke off after its first word; of a plain answer nobody knows either.
+            let n_calls = if stream || body["background"] == true { 1 } else { 3 };
+            all_do(Action::CutAfterEvents { events: 8 });
+            ask_for(&maker, &key("cut"), body).await;
+            check(&settled_for(&stage.other(), &key("cut"), body).await, 409, "idempotency_outcome_unknown", NEVER);
+            assert_eq!(calls(), before + 2 + n_calls, "{body}");
+            stage.clear();
+
+            all_do(Action::status(500));
+            assert_eq!(ask_for(&maker, &key("failed"), body).await.status, 500);
+            stage.clear();
+            let made = settled_for(&stage.other(), &key("failed"), body).await;
+            assert_eq!((made.status.as_u16(), made.header("x-waybill-repeated")), (200, None), "{}", made.text());
+        }
+    }
 }
 
 /// Gateways that share a Redis share outcomes; without it nothing is made under a key, and all else goes on.
