@@ -1,18 +1,22 @@
 //! The disk under the spool is full, and the log takes nothing at the same time: what is served then, what is said of
 //! it, and that what was lost is declared.
 
+use futures_util::future::join3;
 use serde_json::{Value, json};
 use waybill_auditor::verify::verify;
 use waybill_events::log::Log;
-use waybill_schema::event::{Class, Event};
+use waybill_schema::event::{Class, Event, Ownedness};
 use waybill_servers::disk::Disk;
 use waybill_servers::nats::{Nats, Options};
+use waybill_simulator::{Action, Step};
 
 use crate::client::{Answer, Client};
+use crate::continuation;
 use crate::dialect::RESPONSES;
 use crate::fleet::{Fleet, ready_when};
 use crate::log::{Told, open, told_after_losses};
 use crate::processes::served;
+use crate::shared::Cluster;
 use crate::world::{Plan, World};
 
 /// Chats in each part of a run.
@@ -149,6 +153,71 @@ async fn on_a_full_disk_what_needs_a_record_is_refused_and_what_is_made_is_marke
     }
     let metrics = client.get("/metrics", &[]).await.text();
     assert!(metrics.contains("waybill_responses_unowned_total 1\n"), "{metrics}");
+}
+
+/// Issue 5, "a cut owns nothing"; DESIGN.md, sections 4 and 8: what ends while neither the disk nor the log takes anything
+/// is delivered, and nothing says then or later, at any gateway, that it can be continued.
+#[tokio::test]
+async fn what_ends_on_a_full_disk_without_the_log_is_shown_to_nobody_as_owned() {
+    let mut cluster = Cluster::of(Plan::of(&["a"]), 2, 1000).await;
+    cluster.fleet.stop(0).await;
+    let disk = Disk::over(&cluster.fleet.data(0), 512);
+    cluster.fleet.restart(0).await;
+    let [maker, other] = [0, 1].map(|n| cluster.fleet.client(n));
+    let upstream = &cluster.fleet.upstreams[0];
+    upstream.push(Step::new([Action::PauseAfter { events: 6 }]).times(2));
+    let make = async |stream| maker.post(RESPONSES.path, &[], &RESPONSES.body("Hello", stream)).await;
+    let happen = async {
+        // The stream has said its id by then, so that it is known as one that has not ended.
+        upstream.wait_for(|calls| calls.iter().any(|call| call.events == 6) && calls.len() == 2).await;
+        cluster.settled().await;
+        cluster.nats.stop();
+        disk.fill();
+        while ready_now(&maker).await["detail"]["spool"]["records"] == true {
+            chats(&maker).await;
+        }
+        upstream.release();
+    };
+    let (plain, streamed, ()) = join3(make(false), make(true), happen).await;
+    assert_eq!((plain.status.as_u16(), plain.header("x-waybill-owned")), (200, Some("false")));
+    assert_eq!((streamed.status.as_u16(), streamed.whole), (200, true));
+    assert!(streamed.text().contains(RESPONSES.last));
+    let ids = [&plain, &streamed].map(continuation::id_in);
+
+    let refused = async |client: &Client, id: &str| {
+        let calls = upstream.calls().len();
+        let body = json!({"model": "gpt", "input": "And?", "previous_response_id": id});
+        let answer = client.post(RESPONSES.path, &[], &body).await;
+        assert_eq!(upstream.calls().len(), calls, "nothing is sent: {}", answer.text());
+        (answer.status.as_u16(), answer.json()["error"]["code"].as_str().map(str::to_owned))
+    };
+    for id in &ids {
+        for client in [&maker, &other] {
+            let (status, _) = refused(client, id).await;
+            assert!([400, 503].contains(&status), "{status}");
+        }
+    }
+    disk.make_room();
+    while ready_now(&maker).await["detail"]["spool"]["records"] == false {
+        chats(&maker).await;
+    }
+    cluster.nats.cont();
+    cluster.settled().await;
+    for id in &ids {
+        for client in [&maker, &other] {
+            assert_eq!(refused(client, id).await, (400, Some("previous_response_not_found".to_owned())));
+        }
+    }
+    let owned = make(false).await;
+    let go_on = json!({"model": "gpt", "input": "And?", "previous_response_id": owned.json()["id"]});
+    assert_eq!(other.post(RESPONSES.path, &[], &go_on).await.status, 200);
+    cluster.settled().await;
+    let told = cluster.fleet.look(|log| told_after_losses(log)).await;
+    let is_final = |event: &Event| matches!(event, Event::Ownership(fact) if fact.state == Ownedness::Final);
+    let finals = told.facts.iter().filter(|fact| is_final(&fact.event)).count();
+    assert_eq!(finals, 2, "of the last two, and no others");
+    let metrics = maker.get("/metrics", &[]).await.text();
+    assert!(metrics.contains("waybill_responses_unowned_total 2\n"), "{metrics}");
 }
 
 async fn ready_now(client: &Client) -> Value {

@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
     pub(crate) redis: Redis,
     pub(crate) projector: Process,
     n_gateways: usize,
-    _nats: Nats,
+    pub(crate) nats: Nats,
 }
 
 impl Cluster {
@@ -46,7 +46,7 @@ impl Cluster {
         let settings = format!("{state}{}", plan.settings);
         let fleet = Fleet::start(plan.settings(&settings), n_gateways, &[nats.url()]).await;
         let projector = Process::start(&mut fleet.command(&["projector", "--listen", "127.0.0.1:0"])).await;
-        let cluster = Self { fleet, redis, projector, n_gateways, _nats: nats };
+        let cluster = Self { fleet, redis, projector, n_gateways, nats };
         cluster.settled().await;
         cluster
     }
