@@ -40,6 +40,7 @@ mod identity;
 mod inside_200;
 mod kill;
 mod limits;
+mod monitor;
 mod nats;
 mod orphans;
 mod processes;
