@@ -174,7 +174,9 @@ fn responses() -> [Value; 4] {
 }
 
 async fn ask_for(client: &Client, key: &str, body: &Value) -> Answer {
-    client.post(RESPONSES.path, &[("idempotency-key", key)], body).await
+    let headers = [("idempotency-key", key)];
+    let asked = tokio::time::timeout(PATIENCE, client.post(RESPONSES.path, &headers, body)).await;
+    asked.expect("the gateway answers")
 }
 
 /// Asks until the answer says something else than that the request is under way.
