@@ -1,5 +1,9 @@
 //! Continuations go to the owner of what they go on from, over its connection, or nowhere: the table of issue 5, on one
 //! file and on a fleet that shares Redis. What went where is read from the upstreams' own logs.
+//!
+//! Each test below makes its parents as JSON and as a stream, and goes on from both. Most ask both kinds of world the same;
+//! a frozen store and a lagging writer are other things on one file than among many gateways (docs/sessions.md), and so
+//! have tests of their own for each.
 
 use http::Method;
 use serde_json::{Value, json};
