@@ -335,7 +335,9 @@ async fn a_continuation_waits_for_an_owner_that_cools() {
         for parent in &parents {
             stage.check_at(&stage.maker(), parent, PLAINLY, expected).await;
         }
-        // Others meet the owner as before until they have heard of it.
+        // Others meet the owner as before until they have heard of it. What they are served counts as later than the failure
+        // only where that was folded first.
+        stage.settled().await;
         until(async || stage.go_on(&stage.other(), &parents[0], PLAINLY).await.status == 503).await;
         for parent in &parents {
             stage.check(parent, PLAINLY, expected).await;
