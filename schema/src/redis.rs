@@ -13,8 +13,10 @@
 //! {prefix}g3:o:{hash}               {"deployment":…               the owner of a response
 //! {prefix}rebuilding                {who}                         a rebuild under way, for some seconds
 //! {prefix}claim:{hash}              {"route_id":…                 a claim, for 30 s
+//! {prefix}shown:o:{hash}            {"deployment":…               an owner that is final, for ten minutes
 //! ```
-//! Everything under a generation is a fold of the log and nothing else. Claims stand outside, and so in no digest.
+//! Everything under a generation is a fold of the log, but for owners that are not projected yet. Claims and what is shown
+//! stand outside, and so in no digest.
 //! Deadlines are values in a record; the life of its key in Redis only tidies up. Integers that a script compares have
 //! 20 digits and are compared as text, since Lua's numbers end at 2^53.
 
@@ -36,6 +38,9 @@ pub const TIDY_AFTER_MS: i64 = 600_000;
 /// How long an owner stays in Redis after its response was seen, in milliseconds: 30 days, as long as OpenAI keeps a
 /// response itself.
 pub const OWNER_LIFE_MS: i64 = 30 * 24 * 3_600_000;
+/// How long an owner that is final is shown beside what is projected, in milliseconds: as long as a writer that is silent
+/// is waited for.
+pub const SHOWN_MS: u64 = 600_000;
 /// A health version has so many characters.
 pub const VERSION_CHARS: usize = 32;
 
@@ -64,6 +69,11 @@ impl Keys {
     /// The claim on an affinity key.
     pub fn claim(&self, key: &AffinityKey) -> String {
         format!("{}claim:{}", self.prefix, hash(key))
+    }
+
+    /// The owner of a response as its gateway shows it, whatever is projected.
+    pub fn shown(&self, owned: &Owned<'_>) -> String {
+        format!("{}shown:{}", self.prefix, Generation::owner_within(owned))
     }
 
     /// What every key of every generation begins with; the generation's number and `:` follow.

@@ -12,7 +12,7 @@ use waybill_simulator::{Action, Call, Control, Running, Step};
 use crate::client::{Answer, Client, read};
 use crate::dialect::{CHAT, RESPONSES};
 use crate::fleet::ready_when;
-use crate::monitor::Monitor;
+use crate::monitor::{Monitor, eval};
 use crate::shared::Cluster;
 use crate::upstreams::Upstreams;
 use crate::world::{KEY, PATIENCE, Plan, World};
@@ -624,6 +624,30 @@ async fn while_a_writer_lags_what_is_not_found_is_not_unknown() {
     stage.settled().await;
     for parent in &parents {
         stage.check(parent, none, UNKNOWN).await;
+        stage.check(parent, PLAINLY, SERVED).await;
+    }
+}
+
+/// A projector that is behind comes to the beginning of a response after its end was shown: that takes nothing back.
+#[tokio::test]
+async fn what_was_shown_to_have_ended_is_not_taken_back_by_a_projector_that_is_behind() {
+    let mut stage = Stage::start(Kind::Distributed, plan("")).await;
+    stage.settled().await;
+    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
+    cluster.projector.signal("STOP").await;
+    let parents = [stage.make(false).await, stage.make(true).await];
+    let Stage::Distributed(cluster) = &stage else { unreachable!("it was started so") };
+    let behind = "for _, key in ipairs(redis.call('KEYS', 'wb:g*:o:*')) do \
+                  local owner = redis.call('GET', key):gsub('\"final\"', '\"provisional\"') \
+                  redis.call('SET', key, owner) end";
+    eval(&cluster.redis, behind).await;
+    for parent in &parents {
+        stage.check(parent, PLAINLY, SERVED).await;
+    }
+    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
+    cluster.projector.signal("CONT").await;
+    stage.settled().await;
+    for parent in &parents {
         stage.check(parent, PLAINLY, SERVED).await;
     }
 }

@@ -59,6 +59,15 @@ impl Monitor {
     }
 }
 
+/// Carries a script out at a server.
+pub(crate) async fn eval(redis: &Redis, script: &str) {
+    let addr = redis.url().trim_start_matches("redis://").trim_end_matches('/').to_owned();
+    let command = format!("*3\r\n$4\r\nEVAL\r\n${}\r\n{script}\r\n$1\r\n0\r\n", script.len());
+    let mut answer = String::new();
+    BufReader::new(said(&addr, &command).await).read_line(&mut answer).await.expect("the server answers");
+    assert!(!answer.starts_with('-'), "{answer}");
+}
+
 async fn said(addr: &str, command: &str) -> TcpStream {
     let mut stream = TcpStream::connect(addr).await.expect("the server accepts");
     stream.write_all(command.as_bytes()).await.expect("it listens");

@@ -222,7 +222,12 @@ async fn a_response_is_made_once_under_a_key() {
             let next = json!({"model": "gpt", "input": "And?", "previous_response_id": id});
             assert_eq!(ask_for(&stage.other(), &format!("next-{n}"), &next).await.status, 200);
             let again = settled_for(&stage.maker(), &format!("next-{n}"), &next).await;
-            assert_eq!(again.header("x-waybill-repeated"), Some("true"), "a continuation is one like any: {}", again.text());
+            assert_eq!(
+                again.header("x-waybill-repeated"),
+                Some("true"),
+                "a continuation is one like any: {}",
+                again.text()
+            );
             assert_eq!(stage.upstreams().calls().len() - before, 3);
         }
     }

@@ -203,9 +203,9 @@ pub fn judge(sighting: Sighting, own: Own, now: Time) -> Result<Owner, Unowned> 
     Err(if all_known { Unowned::Unknown } else { Unowned::Unreadable })
 }
 
-/// What is shared stands; a fact of one's own that is not in it yet may make it final.
-fn firmer(shared: Option<Owner>, own: Option<Owner>) -> Option<Owner> {
-    match (shared, own) {
+/// What is shared stands; a later fact that is not in it yet, one's own or a shown one, may make it final.
+pub fn firmer(shared: Option<Owner>, later: Option<Owner>) -> Option<Owner> {
+    match (shared, later) {
         (Some(shared), Some(own)) if shared.deployment == own.deployment && own.state == Ownedness::Final => Some(own),
         (Some(owner), _) | (None, Some(owner)) => Some(owner),
         (None, None) => None,

@@ -12,13 +12,13 @@ use ::redis::io::tcp::TcpSettings;
 use ::redis::{Client, IntoConnectionInfo, RedisResult, Script};
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use waybill_routing::ownership::{Name, Sighting};
+use waybill_routing::ownership::{self, Name, Sighting};
 use waybill_routing::state::shared::Shown;
 use waybill_schema::config::StateSettings;
 use waybill_schema::event::Ownedness;
 use waybill_schema::id::WriterId;
 use waybill_schema::redis::{
-    CLAIM_MS, Generation, Keys, OWNER_LIFE_MS, Owner, Pin, Place, Snapshot, VERSION_CHARS, Value, hash,
+    CLAIM_MS, Generation, Keys, OWNER_LIFE_MS, Owner, Pin, Place, SHOWN_MS, Snapshot, VERSION_CHARS, Value, hash,
 };
 use waybill_schema::time::Time;
 
@@ -60,11 +60,11 @@ if not generation then return {false, false} end
 local prefix = ARGV[1] .. generation .. ':'
 return {redis.call('GET', prefix .. ARGV[2]), redis.call('GET', prefix .. ARGV[3])}";
 
-/// KEYS: active. ARGV: what generations begin with, the owner's key within one, the writers', what a writer's begins with.
-/// Only where there is no owner, how far every writer is projected.
+/// KEYS: active, the owner as it is shown. ARGV: what generations begin with, the owner's key within one, the writers',
+/// what a writer's begins with. Only where there is no owner, how far every writer is projected.
 const OWNER: &str = "
-local generation = redis.call('GET', KEYS[1])
-if not generation then return {false, {}} end
+local generation, shown = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2])
+if not generation then return {false, shown, {}} end
 local prefix = ARGV[1] .. generation .. ':'
 local owner, writers = redis.call('GET', prefix .. ARGV[2]), {}
 if not owner then
@@ -72,11 +72,15 @@ if not owner then
     writers[#writers + 1] = {writer, redis.call('GET', prefix .. ARGV[4] .. writer)}
   end
 end
-return {owner, writers}";
+return {owner, shown, writers}";
 
-/// KEYS: active. ARGV: what generations begin with, the owner's key within one, the owner, the only value that it may
-/// take the place of (or nothing), and its time of death.
+/// KEYS: active, the owner as it is shown. ARGV: what generations begin with, the owner's key within one, the owner, the only
+/// value that it may take the place of, its time of death, and how long it is shown in ms.
+///
+/// An owner that is final is shown beside the generation too: there the projector, which is behind, may yet put that it is
+/// provisional, for as long as it takes it to come to the end of the response.
 const SHOW: &str = "
+if ARGV[3] ~= ARGV[4] then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[6]) end
 local generation = redis.call('GET', KEYS[1])
 if not generation then return end
 local key = ARGV[1] .. generation .. ':' .. ARGV[2]
@@ -84,7 +88,7 @@ local standing = redis.call('GET', key)
 if not standing or standing == ARGV[4] then redis.call('SET', key, ARGV[3], 'PXAT', ARGV[5]) end";
 
 /// What [`OWNER`] returns.
-type Owning = (Option<String>, Vec<(String, Option<String>)>);
+type Owning = (Option<String>, Option<String>, Vec<(String, Option<String>)>);
 
 /// What [`READ_OR_CLAIM`] returns.
 type Found = (Option<u64>, Option<String>, Option<String>, Option<String>, Option<String>);
@@ -198,19 +202,22 @@ impl RedisState {
 
     async fn seek(&self, name: &Name) -> RedisResult<Sighting> {
         let mut call = self.owner.key(self.keys.active());
+        call.key(self.keys.shown(&name.owned()));
         call.arg(self.keys.generations()).arg(Generation::owner_within(&name.owned()));
         call.arg(Generation::writers_within()).arg(Generation::writers_begin_within());
-        let (owner, writers): Owning = call.invoke_async(&mut self.connection.clone()).await?;
+        let (owner, shown, writers): Owning = call.invoke_async(&mut self.connection.clone()).await?;
         let place = |text: Option<String>| text.as_deref().and_then(Place::decode);
         let writers = writers.into_iter().map(|(writer, text)| (writer.as_str().into(), place(text)));
-        Ok(Sighting { owner: owner.as_deref().and_then(Owner::decode), writers: writers.collect() })
+        let [owner, shown] = [owner, shown].map(|text| text.as_deref().and_then(Owner::decode));
+        Ok(Sighting { owner: ownership::firmer(owner, shown), writers: writers.collect() })
     }
 
     async fn put(&self, name: &Name, owner: &Owner, now: Time) -> RedisResult<()> {
         let provisional = Owner { state: Ownedness::Provisional, ..owner.clone() };
         let mut call = self.show.key(self.keys.active());
+        call.key(self.keys.shown(&name.owned()));
         call.arg(self.keys.generations()).arg(Generation::owner_within(&name.owned()));
-        call.arg(owner.encode()).arg(provisional.encode()).arg(now.plus_ms(OWNER_LIFE_MS).0);
+        call.arg(owner.encode()).arg(provisional.encode()).arg(now.plus_ms(OWNER_LIFE_MS).0).arg(SHOWN_MS);
         call.invoke_async(&mut self.connection.clone()).await
     }
 
