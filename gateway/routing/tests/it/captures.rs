@@ -1,4 +1,4 @@
-//! S3.1, S3.5, S3.6, S3.28: real clients' recorded requests get the sessions that `captures.expected.md` says.
+//! S3.1, S3.3, S3.5, S3.6, S3.28: real clients' recorded requests get the sessions that `captures.expected.md` says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,6 +9,7 @@ use waybill_routing::request::parse;
 use waybill_routing::session::{Identity, SessionError, Signals, identify};
 use waybill_schema::config::SessionAliases;
 use waybill_schema::event::{Endpoint, SessionSource};
+use waybill_schema::id::SessionId;
 use waybill_schema::secret::DeploymentSecret;
 
 const EXPECTED: &str = include_str!("captures.expected.md");
@@ -41,7 +42,13 @@ impl Capture {
         }
     }
 
-    fn identify(&self, endpoint: Endpoint, aliases: &SessionAliases) -> Result<Identity, SessionError> {
+    /// Its session; where it goes on from a response, that of `parent`.
+    fn identify(
+        &self,
+        endpoint: Endpoint,
+        aliases: &SessionAliases,
+        parent: Option<&SessionId>,
+    ) -> Result<Identity, SessionError> {
         let headers = |name: &str| {
             let named = self.headers.iter().filter(|(at, _)| at.eq_ignore_ascii_case(name));
             named.map(|(_, value)| value.as_bytes()).collect()
@@ -53,7 +60,7 @@ impl Capture {
             secret: &DeploymentSecret::new(b"secret"),
             headers: &headers,
             aliases,
-            parent: None,
+            parent,
             fresh: "fresh",
         };
         identify(&signals, &inbound, endpoint)
@@ -104,21 +111,20 @@ fn check(aliases: &SessionAliases, column: usize) {
     for Row { client, series, expected } in rows() {
         let (letters, by) = expected[column];
         let mut seen = Vec::new();
+        let mut before: Option<SessionId> = None;
         for (n, letter) in letters.split(' ').enumerate() {
             let capture = Capture::read(&series, n + 1);
             let Some(endpoint) = capture.endpoint() else {
                 seen.push(".".to_owned());
                 continue;
             };
-            match capture.identify(endpoint, aliases) {
-                Ok(identity) => {
-                    assert_eq!(identity.signal, by, "{series}");
-                    assert_eq!(identity.source, source_of(by), "{series}");
-                    seen.push(clients.entry(client).or_default().letter(letter, identity.session.as_str()));
-                }
-                Err(SessionError::Parent) => seen.push("!".to_owned()),
-                Err(error) => panic!("{series}: {error}"),
-            }
+            let identity = capture.identify(endpoint, aliases, before.as_ref());
+            let identity = identity.unwrap_or_else(|error| panic!("{series}: {error}"));
+            let by = by.split_once(", ").map_or(by, |(first, then)| if n == 0 { first } else { then });
+            assert_eq!(identity.signal, by, "{series}");
+            assert_eq!(identity.source, source_of(by), "{series}");
+            seen.push(clients.entry(client).or_default().letter(letter, identity.session.as_str()));
+            before = Some(identity.session);
         }
         assert_eq!(seen.join(" "), letters, "{series}");
     }
@@ -128,6 +134,7 @@ fn source_of(signal: &str) -> SessionSource {
     match signal {
         "prompt" => SessionSource::Prompt,
         "body:prompt_cache_key" => SessionSource::CacheKey,
+        "body:previous_response_id" => SessionSource::Parent,
         _ => SessionSource::Explicit,
     }
 }
@@ -142,6 +149,16 @@ fn sessions_with_aliases_known() {
     check(&SessionAliases::Known, 1);
 }
 
+/// S3.3: "unknown or foreign parents are refused as a continuation error, never downgraded to a prompt guess".
+#[test]
+fn a_response_that_was_not_verified_is_no_parent() {
+    for client in ["langchain", "litellm", "openai-agents-python", "openai-node", "openai-python"] {
+        let capture = Capture::read(&format!("{client}/responses-prev"), 2);
+        let identity = capture.identify(Endpoint::Responses, &SessionAliases::Known, None);
+        assert_eq!(identity, Err(SessionError::Parent), "{client}");
+    }
+}
+
 /// S3.5: the first user item of Codex is the same for all conversations in one directory; the prompt after it counts.
 #[test]
 fn without_its_cache_key_codex_is_told_apart_by_the_prompt() {
@@ -151,7 +168,7 @@ fn without_its_cache_key_codex_is_told_apart_by_the_prompt() {
             serde_json::from_str(capture.body.expect("a body").get()).expect("an object");
         body.remove("prompt_cache_key").expect("Codex sends a cache key");
         capture.body = Some(serde_json::value::to_raw_value(&body).expect("JSON"));
-        let identity = capture.identify(Endpoint::Responses, &SessionAliases::Off).expect("a session");
+        let identity = capture.identify(Endpoint::Responses, &SessionAliases::Off, None).expect("a session");
         assert_eq!(identity.source, SessionSource::Prompt);
         identity.session
     };
