@@ -8,7 +8,7 @@ use waybill_schema::event::{Class, Effect, Endpoint};
 use waybill_schema::time::Time;
 
 use crate::answer;
-use crate::flight::{Flight, Learnt};
+use crate::flight::{Aside, Flight, Learnt};
 use crate::gate::Filled;
 use crate::refusal::Refusal;
 use crate::upstream::NoAnswer;
@@ -31,6 +31,16 @@ pub(crate) enum Shown {
     Theirs { status: StatusCode, headers: HeaderMap, body: Bytes },
     /// An error of ours.
     Ours(Refusal),
+    /// An answer that a policy left empty, given as it came where nobody has a better one.
+    Answer(Box<Empty>),
+}
+
+/// An answer without output, and the send that brought it.
+#[derive(Debug)]
+pub(crate) struct Empty {
+    pub(crate) send: Aside,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl Shown {
@@ -80,10 +90,16 @@ impl Failure {
         self
     }
 
-    /// An answer that the provider's policy left empty: where nobody stands in, it is given as it came.
-    pub(crate) fn refusal(headers: &HeaderMap, body: Bytes) -> Self {
-        let shown = Shown::Theirs { status: StatusCode::OK, headers: headers.clone(), body };
+    /// An answer that the provider's policy left empty.
+    pub(crate) fn refusal(flight: &Flight, headers: HeaderMap, body: Bytes) -> Self {
+        let shown = Shown::Answer(Box::new(Empty { send: flight.aside(), headers, body }));
         Self { verdict: classify::refusal(), learnt: Learnt::default(), shown }
+    }
+
+    /// What the client is shown after `self` and then `later`: an answer, be it empty, goes before any error.
+    pub(crate) fn then(self, later: Self) -> Self {
+        let is_answer = |failure: &Self| matches!(failure.shown, Shown::Answer(_));
+        if is_answer(&self) && !is_answer(&later) { self } else { later }
     }
 
     /// A send that was not made, since nothing could be recorded of it.

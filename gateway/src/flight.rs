@@ -106,11 +106,20 @@ enum View {
 }
 
 /// A send that has not ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Open {
     place: Place,
     sent: Instant,
     first_token_ms: Option<u64>,
+    /// Whether its end is on record already.
+    recorded: bool,
+}
+
+/// A send whose answer waits while others are asked for a better one.
+#[derive(Debug)]
+pub struct Aside {
+    leg: Leg,
+    open: Option<Open>,
 }
 
 /// What was learnt from an answer, whole or not.
@@ -131,7 +140,7 @@ pub struct Learnt {
 pub struct Seen {
     /// The upstream's id.
     pub id: Box<str>,
-    /// Whether it has come to its end.
+    /// Whether it has come to an end that can be gone on from.
     pub ended: bool,
 }
 
@@ -399,6 +408,17 @@ impl Flight {
         Seal::of(self.gateway.clone(), self.kept.take_unsealed())
     }
 
+    /// The open send, to come back to when nobody has a better answer.
+    pub fn aside(&self) -> Aside {
+        let open = self.open.as_ref().map(|open| Open { recorded: true, ..open.clone() });
+        Aside { leg: self.leg.clone(), open }
+    }
+
+    /// Comes back to a send that was recorded as failed: its answer is the request's after all.
+    pub fn come_back(&mut self, Aside { leg, open }: Aside) {
+        (self.leg, self.open) = (leg, open);
+    }
+
     /// Notes that the open send failed.
     pub fn failed(&mut self, verdict: &Verdict, learnt: Learnt) {
         if let Some(attempt) = self.close(verdict, learnt) {
@@ -655,7 +675,7 @@ impl Flight {
         if self.serving.watches_load {
             self.gateway.traffic.sent(&place.deployment);
         }
-        self.open = Some(Open { place, sent: Instant::now(), first_token_ms: None });
+        self.open = Some(Open { place, sent: Instant::now(), first_token_ms: None, recorded: false });
     }
 
     fn selection(&self, leg: &Leg, place: &Place, reason: Reason, choice: Option<Choice>) -> Selection {
@@ -684,6 +704,9 @@ impl Flight {
     fn close(&mut self, verdict: &Verdict, learnt: Learnt) -> Option<Event> {
         let open = self.open.take()?;
         self.last_class = Some(verdict.class);
+        if open.recorded {
+            return None;
+        }
         let latency_ms = millis(open.sent);
         self.gateway.metrics.attempt(&open.place.channel.id, verdict.class);
         self.gateway.limits.used(&self.rights, &learnt.usage, Time::wall_clock());

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::classify::{self, Recourse, Transport, Verdict};
 use waybill_routing::dispatch::{self, End, Limits, Next, Search};
-use waybill_routing::observe::{self, Frame, Terminal};
+use waybill_routing::observe::{self, Frame};
 use waybill_routing::request::Inbound;
 use waybill_routing::select;
 use waybill_schema::catalogue::Place;
@@ -24,7 +24,7 @@ use waybill_schema::id::ModelName;
 use waybill_schema::time::Time;
 
 use crate::answer::{self, Body, Marks, full};
-use crate::failure::{self, Failure, Shown, show_error};
+use crate::failure::{self, Empty, Failure, Shown, show_error};
 use crate::flight::{Flight, Landing, Learnt, Seen, Stuck};
 use crate::gate::{self, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
@@ -52,11 +52,20 @@ pub(crate) struct Journey<'a> {
 /// An answer whose first meaningful part is here.
 enum Answer {
     /// All of it.
-    Whole { status: StatusCode, headers: HeaderMap, body: Bytes, class: Class, learnt: Learnt },
+    Whole(Whole),
     /// The beginning of a stream; a terminal frame may already be among it.
     Stream { headers: HeaderMap, feed: Box<Feed>, ready: VecDeque<Bytes>, ended: Option<Class> },
     /// The beginning of one that passes as it comes.
     Passing { status: StatusCode, headers: HeaderMap, first: Bytes, body: Incoming },
+}
+
+/// An answer of which all is here.
+struct Whole {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+    class: Class,
+    learnt: Learnt,
 }
 
 /// Why there is nobody to send to.
@@ -71,13 +80,12 @@ impl Journey<'_> {
     /// Sends until there is an answer or nothing left to try, and answers the client.
     pub(crate) async fn travel(mut self, mut flight: Flight) -> Response<Body> {
         let mut search = dispatch::begin(self.limits(&flight));
+        let mut recourse = Recourse::General;
         let mut failure: Option<Failure> = None;
         loop {
-            let recourse = failure.as_ref().map_or(Recourse::General, |failure| failure.verdict.recourse);
             let (attempt, place) = match self.choose(&mut flight, search, recourse).await {
                 Ok(chosen) => chosen,
-                Err(Dead::Refused(refusal)) => return self.refuse(flight, &refusal),
-                Err(Dead::Nobody(choice)) => return self.without_route(flight, &choice, failure),
+                Err(dead) => return self.without_route(flight, dead, failure).await,
             };
             let (next, failed) = match self.send_here(&mut flight, attempt, place).await {
                 Ok((attempt, answer)) => {
@@ -88,14 +96,19 @@ impl Journey<'_> {
                 }
                 Err(failed) => failed,
             };
+            recourse = failed.verdict.recourse;
+            let shown = match failure {
+                Some(before) => before.then(failed),
+                None => failed,
+            };
             search = match next {
                 Next::Other(search) if flight.unpin() => search.enter_pool(),
                 Next::Other(search) => search,
-                Next::Spent { search, .. } if self.leaves(&mut flight, failed.verdict.recourse) => search.enter_pool(),
-                Next::Spent { end, .. } | Next::End(end) => return self.give_up(flight, failed, end),
+                Next::Spent { search, .. } if self.leaves(&mut flight, recourse) => search.enter_pool(),
+                Next::Spent { end, .. } | Next::End(end) => return self.give_up(flight, shown, end).await,
                 Next::Same { .. } => unreachable!("send_here goes on while the same deployment is sent to again"),
             };
-            failure = Some(failed);
+            failure = Some(shown);
         }
     }
 
@@ -157,14 +170,15 @@ impl Journey<'_> {
     ) -> Result<(dispatch::Attempt, Place), Dead> {
         let wait = choice.as_ref().and_then(select::soonest).map(|soonest| Time::wall_clock().until(soonest));
         let last_resort = match (self.arrived.serving.config.retry.all_cooling, wait) {
-            (AllCooling::BestEffort, _) => true,
+            // Where there is none to look at, what was asked for has failed already.
+            (AllCooling::BestEffort, _) if choice.is_some() => true,
             (AllCooling::Wait(bound), Some(wait))
                 if wait <= seconds(bound) && Instant::now() + wait < self.deadline =>
             {
                 tokio::time::sleep(wait + Duration::from_millis(1)).await;
                 false
             }
-            (AllCooling::Wait(_) | AllCooling::Refuse, _) => return Err(Dead::Nobody(choice)),
+            (AllCooling::BestEffort | AllCooling::Wait(_) | AllCooling::Refuse, _) => return Err(Dead::Nobody(choice)),
         };
         flight.choose(search, last_resort).await.map_err(|stuck| match *stuck {
             Stuck::Refused(refusal) => Dead::Refused(refusal),
@@ -342,13 +356,13 @@ impl Journey<'_> {
         };
         let Some(class) = class_of(whole.terminal) else { return Err(fault(Transport::Cut)) };
         let served_model = whole.served_model.map(|model| model.as_str().to_owned());
-        let ended = whole.terminal != Terminal::Pending;
+        let ended = whole.terminal.can_be_continued();
         let response = whole.response_id.map(|id| Seen { id, ended });
         let learnt = Learnt { status, usage: whole.usage, served_model, response };
         if whole.output_chars == 0 && self.may_ask_others(flight, class) {
-            return Err(Failure { learnt, ..Failure::refusal(&head.headers, body) });
+            return Err(Failure { learnt, ..Failure::refusal(flight, head.headers, body) });
         }
-        Ok(Answer::Whole { status: head.status, headers: head.headers, body, class, learnt })
+        Ok(Answer::Whole(Whole { status: head.status, headers: head.headers, body, class, learnt }))
     }
 
     /// Reads what an upstream says of a response that it keeps, whatever that is.
@@ -358,11 +372,11 @@ impl Journey<'_> {
         let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
         let whole = observe::json(self.arrived.endpoint, &body).ok();
         let response = whole.and_then(|whole| {
-            let ended = whole.terminal != Terminal::Pending;
+            let ended = whole.terminal.can_be_continued();
             whole.response_id.map(|id| Seen { id, ended })
         });
         let learnt = Learnt { status, response, ..Learnt::default() };
-        Ok(Answer::Whole { status: head.status, headers: head.headers, body, class: Class::Success, learnt })
+        Ok(Answer::Whole(Whole { status: head.status, headers: head.headers, body, class: Class::Success, learnt }))
     }
 
     /// Whether an answer that the provider's policy left empty is asked of those who stand in for refused content.
@@ -389,7 +403,7 @@ impl Journey<'_> {
                 Ok(Some(passed)) => passed,
                 Ok(None) => match feed.at_eof().and_then(class_of) {
                     Some(class) if !feed.has_output() && self.may_ask_others(flight, class) => {
-                        break Failure::refusal(&headers, all(&ready));
+                        break Failure::refusal(flight, headers, all(&ready));
                     }
                     Some(class) if !feed.is_empty() => {
                         return Ok(Answer::Stream { headers, feed, ready, ended: Some(class) });
@@ -414,7 +428,7 @@ impl Journey<'_> {
                 Frame::Terminal(terminal) => match class_of(terminal) {
                     Some(class) if !feed.has_output() && self.may_ask_others(flight, class) => {
                         ready.push_back(passed.bytes);
-                        break Failure::refusal(&headers, all(&ready));
+                        break Failure::refusal(flight, headers, all(&ready));
                     }
                     Some(class) if !feed.is_empty() => {
                         ready.push_back(passed.bytes);
@@ -437,28 +451,11 @@ impl Journey<'_> {
     /// From here the client has its answer, and only its end is open.
     async fn commit(&self, mut flight: Flight, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
         let committed = attempt.commit();
-        let place = flight.place().cloned();
-        let marks = |flight: &Flight, headers: &mut HeaderMap| {
-            let exposed = place.as_ref().filter(|_| self.exposes_route(flight));
-            self.mark(flight, headers, exposed.map(|place| place.deployment.as_str()));
-        };
         match answer {
-            Answer::Whole { status, headers, body, class, learnt } => {
-                if let Some(deposit) = flight.deposit() {
-                    deposit.keep(status, headers.get(CONTENT_TYPE), &body);
-                }
-                flight.succeeded(class, learnt, status.as_u16());
-                let owned = sealed(&mut flight).await;
-                let mut response = Response::new(full(body));
-                *response.status_mut() = status;
-                *response.headers_mut() = answer::passed_on(headers);
-                marks(&flight, response.headers_mut());
-                mark_unowned(owned, response.headers_mut());
-                response
-            }
+            Answer::Whole(whole) => self.give(flight, whole).await,
             Answer::Passing { status, headers, first, body } => {
                 let mut passed = answer::passed_on(headers);
-                marks(&flight, &mut passed);
+                self.mark_served(&flight, &mut passed);
                 let idle = seconds(self.arrived.serving.config.retry.idle_seconds);
                 let passage = Passage::new(first, body, flight, committed, (status, &passed), idle);
                 let mut response = Response::new(Body::Passage(Box::new(passage)));
@@ -468,7 +465,7 @@ impl Journey<'_> {
             }
             Answer::Stream { headers, feed, ready, ended } => {
                 let mut passed = answer::passed_on(headers);
-                marks(&flight, &mut passed);
+                self.mark_served(&flight, &mut passed);
                 if let Some(id) = feed.response_id() {
                     flight.saw(id);
                 }
@@ -488,7 +485,22 @@ impl Journey<'_> {
         }
     }
 
-    fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
+    /// Gives the whole answer of the open send, and records its end.
+    async fn give(&self, mut flight: Flight, whole: Whole) -> Response<Body> {
+        let Whole { status, headers, body, class, learnt } = whole;
+        if let Some(deposit) = flight.deposit() {
+            deposit.keep(status, headers.get(CONTENT_TYPE), &body);
+        }
+        let mut response = Response::new(full(body));
+        *response.status_mut() = status;
+        *response.headers_mut() = answer::passed_on(headers);
+        self.mark_served(&flight, response.headers_mut());
+        flight.succeeded(class, learnt, status.as_u16());
+        mark_unowned(sealed(&mut flight).await, response.headers_mut());
+        response
+    }
+
+    async fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
         // A 429 without Retry-After ends Codex at once; one above a minute is ignored by others (CLIENTS.md, rule 7).
         // A request that fits at no time is not told one.
         let class = failure.verdict.class;
@@ -503,6 +515,14 @@ impl Journey<'_> {
                 *response.status_mut() = status;
                 *response.headers_mut() = answer::passed_on(headers);
                 (response, None)
+            }
+            Shown::Answer(empty) => {
+                let Empty { send, headers, body } = *empty;
+                flight.come_back(send);
+                let whole = Whole { status: StatusCode::OK, headers, body, class, learnt: failure.learnt };
+                let response = self.give(flight, whole).await;
+                self.gateway.ledger.flush();
+                return response;
             }
         };
         let status = response.status();
@@ -521,19 +541,23 @@ impl Journey<'_> {
         response
     }
 
-    /// Nobody may be sent to: the failure of the last send, if there was one, else a refusal that names the reasons.
-    fn without_route(&self, flight: Flight, choice: &Option<Choice>, failure: Option<Failure>) -> Response<Body> {
-        match (failure, choice) {
-            (Some(failure), _) => self.give_up(flight, failure, End::Exhausted),
-            (None, Some(choice)) => {
+    /// Nobody may be sent to: an answer that was set aside, or why the caller may not go on, or the failure of the last
+    /// send, if there was one, else a refusal that names the reasons.
+    async fn without_route(&self, flight: Flight, dead: Dead, failure: Option<Failure>) -> Response<Body> {
+        match (failure, dead) {
+            (Some(failure @ Failure { shown: Shown::Answer(_), .. }), _) | (Some(failure), Dead::Nobody(_)) => {
+                self.give_up(flight, failure, End::Exhausted).await
+            }
+            (Some(_) | None, Dead::Refused(refusal)) => self.refuse(flight, &refusal),
+            (None, Dead::Nobody(Some(choice))) => {
                 let refusal = match flight.hold() {
                     // Nobody knows when, or whether, the owner comes back.
-                    Some(hold) if select::soonest(choice).is_none() => hold.gone(),
-                    Some(_) | None => no_route(self.arrived.endpoint, choice),
+                    Some(hold) if select::soonest(&choice).is_none() => hold.gone(),
+                    Some(_) | None => no_route(self.arrived.endpoint, &choice),
                 };
                 self.refuse(flight, &refusal)
             }
-            (None, None) => unreachable!("the first choice is made in the pool of what was asked for"),
+            (None, Dead::Nobody(None)) => unreachable!("the first choice is made in the pool of what was asked for"),
         }
     }
 
@@ -559,9 +583,11 @@ impl Journey<'_> {
         response
     }
 
-    /// Whether the caller may know who served: its key says so, or its template.
-    fn exposes_route(&self, flight: &Flight) -> bool {
-        self.arrived.key.expose_route || flight.policy().is_some_and(|policy| policy.expose_route)
+    /// Marks an answer of the open send. The caller may know who served where its key says so, or its template.
+    fn mark_served(&self, flight: &Flight, headers: &mut HeaderMap) {
+        let exposes = self.arrived.key.expose_route || flight.policy().is_some_and(|policy| policy.expose_route);
+        let deployment = flight.place().filter(|_| exposes).map(|place| place.deployment.as_str());
+        self.mark(flight, headers, deployment);
     }
 
     fn mark(&self, flight: &Flight, headers: &mut HeaderMap, deployment: Option<&str>) {

@@ -136,7 +136,8 @@ impl Feed {
             usage.output = Tokens::Estimated(self.observer.output_chars().div_ceil(CHARS_PER_TOKEN));
         }
         let served_model = self.observer.served_model().map(|model| model.as_str().to_owned());
-        let response = self.response_id().map(|id| Seen { id: id.into(), ended: false });
+        let ended = self.at_eof().is_some_and(Terminal::can_be_continued);
+        let response = self.response_id().map(|id| Seen { id: id.into(), ended });
         Learnt { status: Some(200), usage, served_model, response }
     }
 
@@ -302,9 +303,9 @@ impl Relay {
                 Some(class) => self.complete(class),
                 // What is asked for behind a response's last event is nothing.
                 None if self.flight.is_errand() && !self.feed.spoke => self.complete(Class::Success),
-                None => self.break_off(Transport::Cut),
+                None => self.cut(Transport::Cut),
             },
-            Err(Cut) => self.break_off(Transport::Cut),
+            Err(Cut) => self.cut(Transport::Cut),
         }
     }
 
@@ -319,7 +320,7 @@ impl Relay {
                     self.complete(class);
                     self.last = bytes;
                 }
-                None => self.break_off(Transport::Cut),
+                None => self.cut(Transport::Cut),
             },
             Frame::Error(error) => self.fail(&error, Some(bytes)),
             Frame::Foreign(error) => self.fail(&error, None),
@@ -329,12 +330,10 @@ impl Relay {
     /// Ends as a success. The facts are in the spool before the terminal bytes go out, and who owns the response is on
     /// the disk (DESIGN.md, section 4, step 8).
     fn complete(&mut self, class: Class) {
-        let mut learnt = self.feed.learnt();
-        learnt.response.iter_mut().for_each(|seen| seen.ended = true);
         if let Some(copy) = &mut self.copy {
             copy.keep_in(self.flight.deposit(), StatusCode::OK);
         }
-        self.flight.succeeded(class, learnt, 200);
+        self.flight.succeeded(class, self.feed.learnt(), 200);
         self.flight.flush();
         self.seal = self.flight.seal();
         self.ended = true;
@@ -347,10 +346,20 @@ impl Relay {
     }
 
     /// The upstream itself reports an error in mid-stream: its own event goes on to the client, where that is one that
-    /// clients understand, unless it is about the gateway's account there.
+    /// clients understand, unless it is about the gateway's account there. In words that are none of the dialect nothing
+    /// is said of the response.
     fn fail(&mut self, error: &UpstreamError, event: Option<Bytes>) {
         let verdict = classify::upstream_error(self.feed.endpoint, error, Time::wall_clock());
-        self.land(&verdict);
+        if event.is_none() && self.flight.outlasts_its_stream() {
+            return self.break_off(&verdict);
+        }
+        if self.flight.is_errand() {
+            // How the response ended was the question, and the send that made it has the failure on record.
+            self.flight.succeeded(Class::Success, self.feed.learnt(), 200);
+            self.flight.flush();
+        } else {
+            self.land(&verdict);
+        }
         let bytes = match event {
             _ if about_the_gateway(verdict.class) => self.interruption(INTERRUPTED),
             Some(bytes) => bytes,
@@ -360,16 +369,21 @@ impl Relay {
         self.end_with(bytes);
     }
 
-    /// The stream was cut or fell silent: the client is told so in its protocol, never shown a clean end. Of a response
-    /// that goes on elsewhere it would be wrong to say that it failed: there the connection breaks, as the upstream's did.
-    fn break_off(&mut self, how: Transport) {
-        self.land(&classify::transport(how));
+    /// The stream was cut or fell silent: the client is told so in its protocol, never shown a clean end.
+    fn cut(&mut self, how: Transport) {
+        let verdict = classify::transport(how);
         if self.flight.outlasts_its_stream() {
-            (self.ended, self.broken) = (true, true);
-            return;
+            return self.break_off(&verdict);
         }
+        self.land(&verdict);
         let bytes = self.interruption(INTERRUPTED);
         self.end_with(bytes);
+    }
+
+    /// Of a response that goes on elsewhere it would be wrong to say that it failed: the connection breaks.
+    fn break_off(&mut self, verdict: &Verdict) {
+        self.land(verdict);
+        (self.ended, self.broken) = (true, true);
     }
 
     fn interruption(&self, message: &str) -> Bytes {
@@ -389,7 +403,7 @@ impl Relay {
     /// Waits until the feed has been silent for too long.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         std::task::ready!(self.silence.poll(cx, self.feed.last_read.max(self.last_taken)));
-        self.break_off(Transport::IdleTimeout);
+        self.cut(Transport::IdleTimeout);
         Poll::Ready(())
     }
 }
@@ -424,7 +438,7 @@ fn joined(ready: &mut VecDeque<Bytes>) -> Bytes {
 pub fn class_of(terminal: Terminal) -> Option<Class> {
     match terminal {
         Terminal::Complete | Terminal::Pending => Some(Class::Success),
-        Terminal::Incomplete => Some(Class::Incomplete),
+        Terminal::Incomplete | Terminal::Cancelled => Some(Class::Incomplete),
         Terminal::Refused => Some(Class::ContentPolicy),
         Terminal::Unfinished => None,
     }

@@ -48,7 +48,7 @@ pub(crate) async fn ask(client: &Client, dialect: Dialect, session: &str, stream
 }
 
 /// Who served, whether a chain led there, and after how many sends.
-fn served(answer: &Answer) -> String {
+pub(crate) fn served(answer: &Answer) -> String {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let header = |name: &str| answer.header(name).unwrap_or("-").to_owned();
     format!("{} {} {}", header("x-waybill-deployment"), header("x-waybill-fallback"), header("x-waybill-attempts"))
@@ -61,7 +61,7 @@ fn fails(world: &World, names: &[&str], does: &Action, times: u32) {
 }
 
 /// An error of this class, before anything was output: a JSON body under 400, or an event in a 200.
-fn error(dialect: Dialect, code: &str, message: &str, in_stream: bool) -> Action {
+pub(crate) fn error(dialect: Dialect, code: &str, message: &str, in_stream: bool) -> Action {
     let error = json!({"type": "invalid_request_error", "code": code, "message": message});
     let body = match (dialect, in_stream) {
         (RESPONSES, true) => json!({"type": "response.failed", "response": {"status": "failed", "error": error}}),

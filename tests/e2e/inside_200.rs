@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use waybill_events::log::Seq;
 use waybill_schema::event::Event;
-use waybill_simulator::Action;
+use waybill_simulator::{Action, Step};
 
 use crate::client::Answer;
 use crate::corpus::{SETTINGS, calls, effect};
 use crate::dialect::{CHAT, DIALECTS, Dialect, MESSAGES, RESPONSES};
-use crate::fallbacks::{CHAINS, TEMPLATED, under};
+use crate::fallbacks::{CHAINS, TEMPLATED, counts, served, since, under};
+use crate::follow::ready_when;
 use crate::log::facts_after;
 use crate::world::{KEY, World};
 
@@ -198,6 +199,81 @@ async fn a_silent_refusal_leads_to_the_chain_for_refused_content() {
     world.stop().await;
     for (session, answer, said) in answers {
         assert_eq!(recorded(&world, &answer), said, "{session}");
+    }
+}
+
+/// P06r, S3.9, S3.15: a refusal of which nobody made more is the answer: it comes as it came, is owned, places its session
+/// and can be gone on from, whether the bounds allow no other send, nobody is there, or who stands in fails.
+#[tokio::test]
+async fn a_silent_refusal_is_the_answer_where_nobody_has_a_better_one() {
+    let once = "retry: { backoff_ms: 1, sends_max: 1 }\n";
+    let calm = "retry: { backoff_ms: 1, max_attempts: 2 }\nhealth: { enabled: false }\n";
+    let at_any_cost = "retry: { backoff_ms: 1, all_cooling: best_effort }\n";
+    // The settings, whether who stands in is disabled, and how often it is called, in vain.
+    let table = [
+        ("no further send", once, false, 0),
+        ("nobody there", calm, true, 0),
+        ("nobody there, at any cost", at_any_cost, true, 0),
+        ("a failure", calm, false, 2),
+    ];
+    for (why, settings, disabled, in_vain) in table {
+        let mut world = World::start(under(CHAINS).settings(settings)).await;
+        if disabled {
+            let text = std::fs::read_to_string(world.config()).expect("the configuration can be read");
+            let text = text.replace("{ id: mild, ", "{ id: mild, status: disabled, ");
+            std::fs::write(world.config(), text).expect("the configuration can be written");
+            ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+        }
+        let client = world.client_with(TEMPLATED);
+        for stream in [false, true] {
+            let (session, id) = (format!("s-{stream}"), format!("resp_{stream}"));
+            let refused = json!({"id": id, "object": "response", "status": "incomplete", "model": "m", "output": [],
+                "incomplete_details": {"reason": "content_filter"}});
+            let event = json!({"type": "response.incomplete", "sequence_number": 0, "response": refused});
+            let does = if stream {
+                events(&format!("event: response.incomplete\ndata: {event}\n\n"))
+            } else {
+                object(refused)
+            };
+            let Action::Status { body, .. } = &does else { unreachable!("it is an answer") };
+            let wrote = body.as_str().map_or_else(|| body.to_string(), str::to_owned);
+            world.upstream("a").push(does);
+            world.upstream("mild").push(Step::new([Action::status(500)]).times(in_vain));
+            let before = counts(&world);
+            let headers = [("x-session-id", &session[..])];
+            let answer = client.post(RESPONSES.path, &headers, &RESPONSES.body("Hello", stream)).await;
+            assert_eq!((answer.status.as_u16(), answer.text()), (200, wrote), "{why}");
+            assert_eq!(since(&world, before), [1, 0, 0, 0, in_vain as usize], "{why}");
+            assert_eq!(served(&answer), format!("a/gpt {} {}", in_vain > 0, 1 + in_vain), "{why}");
+            let unsaid = ["x-waybill-owned", "x-should-retry", "retry-after"].map(|name| answer.header(name));
+            assert_eq!(unsaid, [None; 3], "{why}");
+
+            let before = counts(&world);
+            world
+                .upstream("a")
+                .push(object(json!({"id": format!("{id}_2"), "object": "response", "status": "completed",
+                "model": "m", "output": [{"type": "message", "content": [{"type": "output_text", "text": "Yes."}]}]})));
+            let more = json!({"model": "gpt", "input": "And?", "previous_response_id": id});
+            assert_eq!(served(&client.post(RESPONSES.path, &[], &more).await), "a/gpt false 1", "{why}");
+            assert_eq!(
+                served(&client.post(RESPONSES.path, &headers, &RESPONSES.body("Now?", false)).await),
+                "a/gpt false 1"
+            );
+            assert_eq!(since(&world, before), [2, 0, 0, 0, 0], "{why}");
+        }
+        world.stop().await;
+        let requests = "select signal, outcome, error_class, status, count(*) from usage_events group by 1, 2, 3, 4
+                        order by 1, 3";
+        let expected = [
+            "body:previous_response_id|success|-|200|2",
+            "header:x-session-id|success|-|200|2",
+            "header:x-session-id|success|content_policy|200|2",
+        ];
+        assert_eq!(world.table(requests), expected, "{why}");
+        let placed = "select reason, class, count(*) from usage_attempts where deployment = 'a/gpt' group by 1, 2
+                      order by 1";
+        let expected = ["affinity|success|2", "draw|content_policy|2", "owner|success|2"];
+        assert_eq!(world.table(placed), expected, "{why}");
     }
 }
 

@@ -53,8 +53,28 @@ pub enum Terminal {
     Refused,
     /// It is accepted and worked on in the background.
     Pending,
+    /// A client had it stopped.
+    Cancelled,
     /// The end marker came without the reason that belongs before it: a cut that a relay dressed as an end.
     Unfinished,
+}
+
+impl Terminal {
+    /// Whether a response that ended so can be gone on from (DESIGN.md section 10, "ended streams").
+    pub fn can_be_continued(self) -> bool {
+        match self {
+            Self::Complete | Self::Incomplete | Self::Refused => true,
+            Self::Pending | Self::Cancelled | Self::Unfinished => false,
+        }
+    }
+
+    /// Whether there is a reason that such an answer holds nothing.
+    fn excuses(self) -> bool {
+        match self {
+            Self::Incomplete | Self::Refused | Self::Pending | Self::Cancelled => true,
+            Self::Complete | Self::Unfinished => false,
+        }
+    }
 }
 
 /// How a stream's events are to be read.
@@ -154,7 +174,7 @@ impl Observer {
 
     /// Whether a stream that ended without an error held nothing: no output, no tokens of output, and no reason for it.
     pub fn is_empty(&self) -> bool {
-        let excused = matches!(self.finish, Some(Terminal::Incomplete | Terminal::Refused | Terminal::Pending));
+        let excused = self.finish.is_some_and(Terminal::excuses);
         !self.meaningful && !excused && self.usage.output.known().unwrap_or(0) == 0
     }
 

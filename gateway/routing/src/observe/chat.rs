@@ -63,7 +63,7 @@ pub(super) fn worst(one: Option<Terminal>, other: Option<Terminal>) -> Option<Te
         Terminal::Complete => 0,
         Terminal::Incomplete => 1,
         Terminal::Refused => 2,
-        Terminal::Pending | Terminal::Unfinished => 3,
+        Terminal::Pending | Terminal::Cancelled | Terminal::Unfinished => 3,
     };
     one.into_iter().chain(other).max_by_key(rank)
 }

@@ -49,7 +49,8 @@ impl Response<'_> {
         let reason = part::<Incomplete<'_>>(self.incomplete_details);
         match self.status.get() {
             Some("incomplete") if reason.reason.get() == Some("content_filter") => Terminal::Refused,
-            Some("incomplete" | "cancelled") => Terminal::Incomplete,
+            Some("incomplete") => Terminal::Incomplete,
+            Some("cancelled") => Terminal::Cancelled,
             Some("queued" | "in_progress") => Terminal::Pending,
             _ => Terminal::Complete,
         }

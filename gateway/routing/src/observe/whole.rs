@@ -119,10 +119,9 @@ fn object<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Option<T> {
 
 impl Whole {
     fn new(terminal: Terminal, usage: Usage, output_chars: u64, id: Option<&str>, model: Option<&str>) -> Self {
-        let excused = matches!(terminal, Terminal::Incomplete | Terminal::Refused | Terminal::Pending);
         Self {
             terminal,
-            empty: !excused && output_chars == 0 && usage.output.known().unwrap_or(0) == 0,
+            empty: !terminal.excuses() && output_chars == 0 && usage.output.known().unwrap_or(0) == 0,
             usage,
             served_model: model.filter(|model| is_name(model)).map(Into::into),
             response_id: id.filter(|id| is_name(id)).map(Into::into),
