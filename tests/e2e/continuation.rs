@@ -7,34 +7,35 @@
 
 use http::Method;
 use serde_json::{Value, json};
-use waybill_simulator::{Action, Call, Control, Running, Step};
+use waybill_simulator::{Action, Control, Running, Step};
 
+use crate::background::background;
 use crate::client::{Answer, Client, read};
-use crate::dialect::{CHAT, RESPONSES};
+use crate::dialect::{CHAT, DIALECTS, MESSAGES, RESPONSES};
 use crate::fleet::ready_when;
-use crate::monitor::{Monitor, eval};
+use crate::monitor::Monitor;
 use crate::shared::Cluster;
 use crate::upstreams::Upstreams;
 use crate::world::{KEY, PATIENCE, Plan, World};
 
 /// The secret of a key that owns none of these responses.
-const FOREIGN: &str = "sk-other";
-const SERVED: Expected = Expected { status: 200, code: "", calls: 1, waits: false };
-const UNKNOWN: Expected = refused(400, "previous_response_not_found");
-const GONE: Expected = refused(400, "previous_response_unavailable");
-const UNREADABLE: Expected = Expected { waits: true, ..refused(503, "ownership_unavailable") };
+pub(crate) const FOREIGN: &str = "sk-other";
+pub(crate) const SERVED: Expected = Expected { status: 200, code: "", calls: 1, waits: false };
+pub(crate) const UNKNOWN: Expected = refused(400, "previous_response_not_found");
+pub(crate) const GONE: Expected = refused(400, "previous_response_unavailable");
+pub(crate) const UNREADABLE: Expected = Expected { waits: true, ..refused(503, "ownership_unavailable") };
 
 /// What a continuation comes to: its status, our code or the upstream's, the calls at the owner (elsewhere there are
 /// none), and whether it is told when to come again.
 #[derive(Clone, Copy)]
-struct Expected {
-    status: u16,
-    code: &'static str,
-    calls: usize,
-    waits: bool,
+pub(crate) struct Expected {
+    pub(crate) status: u16,
+    pub(crate) code: &'static str,
+    pub(crate) calls: usize,
+    pub(crate) waits: bool,
 }
 
-const fn refused(status: u16, code: &'static str) -> Expected {
+pub(crate) const fn refused(status: u16, code: &'static str) -> Expected {
     Expected { status, code, calls: 0, waits: false }
 }
 
@@ -52,24 +53,47 @@ pub(crate) enum Stage {
 
 /// A response that was made, and who made it.
 #[derive(Clone, Debug)]
-struct Parent {
-    id: String,
-    owner: String,
-    stream: bool,
+pub(crate) struct Parent {
+    /// Its id, or that of the conversation it is in.
+    pub(crate) id: String,
+    pub(crate) owner: String,
+    pub(crate) stream: bool,
 }
 
 /// How a continuation is asked for.
 #[derive(Clone, Copy)]
-struct Ask {
-    key: &'static str,
-    path: &'static str,
-    model: &'static str,
-    session: Option<&'static str>,
+pub(crate) struct Ask {
+    pub(crate) key: &'static str,
+    pub(crate) path: &'static str,
+    pub(crate) model: &'static str,
+    pub(crate) session: Option<&'static str>,
     /// An id instead of the parent's.
-    id: Option<&'static str>,
+    pub(crate) id: Option<&'static str>,
+    pub(crate) by: By,
 }
 
-const PLAINLY: Ask = Ask { key: KEY, path: RESPONSES.path, model: "gpt", session: None, id: None };
+/// What names what is gone on from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum By {
+    /// `previous_response_id`.
+    Response,
+    /// `conversation`, as a text.
+    Conversation,
+    /// The same as an object.
+    Object,
+}
+
+pub(crate) const PLAINLY: Ask =
+    Ask { key: KEY, path: RESPONSES.path, model: "gpt", session: None, id: None, by: By::Response };
+
+/// What can be asked of a response.
+pub(crate) const ERRANDS: [(Method, &str); 5] = [
+    (Method::GET, ""),
+    (Method::GET, "?stream=true"),
+    (Method::GET, "/input_items"),
+    (Method::POST, "/cancel"),
+    (Method::DELETE, ""),
+];
 
 /// Three upstreams, and a second model at the same three.
 pub(crate) fn plan(settings: &str) -> Plan {
@@ -118,12 +142,12 @@ impl Stage {
         }
     }
 
-    fn other_with(&self, key: &str) -> Client {
+    pub(crate) fn other_with(&self, key: &str) -> Client {
         self.other().with_key(key)
     }
 
     /// Waits until all that was said is where the others look.
-    async fn settled(&self) {
+    pub(crate) async fn settled(&self) {
         match self {
             Self::Embedded(world) => drop(world.settled().await),
             Self::Distributed(cluster) => cluster.settled().await,
@@ -131,7 +155,7 @@ impl Stage {
     }
 
     /// Changes the text of the configuration, and waits until every gateway serves by it.
-    async fn edit(&self, edit: impl Fn(&str) -> String) {
+    pub(crate) async fn edit(&self, edit: impl Fn(&str) -> String) {
         let (file, clients) = match self {
             Self::Embedded(world) => (world.config().into(), vec![world.client()]),
             Self::Distributed(cluster) => {
@@ -148,35 +172,40 @@ impl Stage {
     }
 
     /// Makes a response, in a session that goes to one upstream.
-    async fn make(&self, stream: bool) -> Parent {
+    pub(crate) async fn make(&self, stream: bool) -> Parent {
         let body = json!({"model": "gpt", "input": "Hello", "stream": stream});
         self.make_of(&self.maker(), body).await
     }
 
-    async fn make_of(&self, client: &Client, body: Value) -> Parent {
+    pub(crate) async fn make_of(&self, client: &Client, body: Value) -> Parent {
         let answer = client.post(RESPONSES.path, &[("x-session-id", "s")], &body).await;
         self.parent_in(&answer, body["stream"] == true)
     }
 
     /// The response in an answer.
-    fn parent_in(&self, answer: &Answer, stream: bool) -> Parent {
+    pub(crate) fn parent_in(&self, answer: &Answer, stream: bool) -> Parent {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let owner = answer.header("x-waybill-deployment").expect("the key may see it");
         let owner = owner.split('/').next().expect("a deployment names its channel").to_owned();
         Parent { id: id_in(answer), owner, stream }
     }
 
-    async fn go_on(&self, client: &Client, parent: &Parent, ask: Ask) -> Answer {
+    pub(crate) async fn go_on(&self, client: &Client, parent: &Parent, ask: Ask) -> Answer {
         let id = ask.id.unwrap_or(&parent.id);
-        let mut body = json!({"model": ask.model, "previous_response_id": id, "stream": parent.stream});
-        let prompt = if ask.path == CHAT.path { json!([{"role": "user", "content": "And?"}]) } else { json!("And?") };
-        body[if ask.path == CHAT.path { "messages" } else { "input" }] = prompt;
+        let dialect = DIALECTS.into_iter().find(|dialect| dialect.path == ask.path).expect("it is one of them");
+        let mut body = dialect.body("And?", parent.stream);
+        body["model"] = json!(ask.model);
+        match ask.by {
+            By::Response => body["previous_response_id"] = json!(id),
+            By::Conversation => body["conversation"] = json!(id),
+            By::Object => body["conversation"] = json!({"id": id}),
+        }
         let headers: Vec<(&str, &str)> = ask.session.iter().map(|session| ("x-session-id", *session)).collect();
         client.post(ask.path, &headers, &body).await
     }
 
     /// Goes on from a parent, and holds what comes of it against what is expected.
-    async fn check(&self, parent: &Parent, ask: Ask, expected: Expected) -> Answer {
+    pub(crate) async fn check(&self, parent: &Parent, ask: Ask, expected: Expected) -> Answer {
         let client = self.other_with(ask.key);
         self.check_at(&client, parent, ask, expected).await
     }
@@ -184,14 +213,14 @@ impl Stage {
     /// What is asked of a response whose owner is gone is refused as well, and asked of nobody.
     async fn check_gone(&self, parent: &Parent) {
         let before = self.upstreams().calls().len();
-        for (method, rest) in [(Method::GET, ""), (Method::GET, "?stream=true"), (Method::POST, "/cancel")] {
+        for (method, rest) in ERRANDS {
             let answer = ask(&self.other(), method, &format!("{}{rest}", page(parent))).await;
             assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (404, &json!(GONE.code)), "{rest}");
         }
         assert_eq!(self.upstreams().calls().len(), before);
     }
 
-    async fn check_at(&self, client: &Client, parent: &Parent, ask: Ask, expected: Expected) -> Answer {
+    pub(crate) async fn check_at(&self, client: &Client, parent: &Parent, ask: Ask, expected: Expected) -> Answer {
         let (before, at_owner) = (self.upstreams().calls().len(), self.upstream(&parent.owner).calls().len());
         let answer = self.go_on(client, parent, ask).await;
         let said = format!("{parent:?}: {}", answer.text());
@@ -200,8 +229,15 @@ impl Stage {
         assert_eq!(calls.len() - at_owner, expected.calls, "calls at the owner: {said}");
         assert_eq!(self.upstreams().calls().len() - before, expected.calls, "calls in all: {said}");
         if expected.status == 200 {
-            assert_eq!(calls.last().expect("there was a call").json()["previous_response_id"], parent.id.as_str());
-            assert_eq!(answer.header("x-session-id"), Some("s"), "the parent's session is inherited");
+            let sent = calls.last().expect("there was a call").json();
+            match ask.by {
+                By::Response => {
+                    assert_eq!(sent["previous_response_id"], parent.id.as_str());
+                    assert_eq!(answer.header("x-session-id"), Some("s"), "the parent's session is inherited");
+                }
+                By::Conversation => assert_eq!(sent["conversation"], parent.id.as_str()),
+                By::Object => assert_eq!(sent["conversation"], json!({"id": parent.id})),
+            }
             assert!(answer.text().contains("completed"), "{said}");
         } else {
             assert_eq!(answer.json()["error"]["code"], expected.code, "{said}");
@@ -236,7 +272,7 @@ async fn table(settings: &str, happen: impl AsyncFn(&mut Stage, &str), ask: Ask,
     }
 }
 
-async fn nothing(_: &mut Stage, _: &str) {}
+pub(crate) async fn nothing(_: &mut Stage, _: &str) {}
 
 /// S3.9, S3.16, S3.24, PITFALLS B01
 #[tokio::test]
@@ -280,11 +316,12 @@ async fn a_continuation_costs_one_read_of_the_shared_state() {
     let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
     cluster.projector.signal("STOP").await;
     let mut monitor = Monitor::on(&cluster.redis).await;
-    monitor.n_calls().await;
+    monitor.commands().await;
     let mut n_reads = 1;
     let mut one_read = async |stage: &Stage, what: &str| {
         n_reads += 1;
-        assert_eq!(monitor.n_calls().await, 1, "{what}");
+        let commands = monitor.commands().await;
+        assert_eq!(commands.len(), 1, "{what}: {commands:?}");
         let Stage::Distributed(cluster) = stage else { unreachable!("it was started so") };
         for (outcome, n) in [("answered", n_reads), ("failed", 0), ("skipped", 0)] {
             assert_eq!(cluster.reads(1, outcome).await, n, "{what}: {outcome}");
@@ -306,7 +343,7 @@ async fn a_continuation_costs_one_read_of_the_shared_state() {
     }
 }
 
-const COOLS: &str = "health: { failure_threshold: 1, cooldown_seconds: 600, cooldown_seconds_max: 600 }\n";
+pub(crate) const COOLS: &str = "health: { failure_threshold: 1, cooldown_seconds: 600, cooldown_seconds_max: 600 }\n";
 
 impl Stage {
     /// Lets the gateway that made a response meet a failure of its owner, which then cools: the upstream itself says for
@@ -332,15 +369,21 @@ async fn a_continuation_waits_for_an_owner_that_cools() {
         let stage = Stage::start(kind, plan(COOLS)).await;
         let parents = [stage.make(false).await, stage.make(true).await];
         stage.cool(&parents[0].owner).await;
+        let check = |answer: Answer| {
+            assert_eq!(answer.header("retry-after"), Some("60"), "clients ignore more");
+            let message = answer.json()["error"]["message"].to_string();
+            let said = (590..=600).any(|seconds| message.contains(&format!("{seconds} s")));
+            assert!(said, "the true time is another: {message}");
+        };
         for parent in &parents {
-            stage.check_at(&stage.maker(), parent, PLAINLY, expected).await;
+            check(stage.check_at(&stage.maker(), parent, PLAINLY, expected).await);
         }
         // Others meet the owner as before until they have heard of it. What they are served counts as later than the failure
         // only where that was folded first.
         stage.settled().await;
         until(async || stage.go_on(&stage.other(), &parents[0], PLAINLY).await.status == 503).await;
         for parent in &parents {
-            stage.check(parent, PLAINLY, expected).await;
+            check(stage.check(parent, PLAINLY, expected).await);
             let about = stage.other().get(&page(parent), &[]).await;
             assert_eq!(about.status, 200, "to be asked about a response is no work that an owner must rest from");
         }
@@ -362,50 +405,60 @@ async fn a_continuation_goes_to_an_owner_that_cools_where_the_setting_says_so() 
     }
 }
 
+pub(crate) async fn disable(stage: &mut Stage, owner: &str) {
+    let channel = format!("{{ id: {owner}, ");
+    stage.edit(|text| text.replace(&channel, &format!("{channel}status: disabled, "))).await;
+}
+
+pub(crate) async fn delete(stage: &mut Stage, owner: &str) {
+    let marks = [format!("- {{ id: {owner}, "), format!("- {{ channel: {owner}, ")];
+    // Its own line, or one of several in a line.
+    let other = ["priority: 10, upstream_model: gpt", "upstream_model: large"];
+    let others = other.map(|fields| format!("{{ channel: {owner}, group: main, {fields} }}"));
+    let without = |text: &str| {
+        let lines = text.lines().filter(|line| !marks.iter().any(|mark| line.trim_start().starts_with(mark)));
+        let text = lines.collect::<Vec<_>>().join("\n");
+        others
+            .iter()
+            .fold(text, |text, other| text.replace(&format!("{other}, "), "").replace(&format!(", {other}"), ""))
+    };
+    stage.edit(without).await;
+}
+
+/// Lets the owner's channel lead to another upstream.
+pub(crate) async fn redirect(stage: &mut Stage, owner: &str) {
+    let away = ["a", "b", "c"].into_iter().find(|name| *name != owner).expect("there are three");
+    let [from, to] = [owner, away].map(|name| stage.upstream(name).addr.to_string());
+    stage.edit(|text| text.replace(&from, &to)).await;
+}
+
+/// Gives the owner's channel another credential.
+pub(crate) async fn exchange_key(stage: &mut Stage, owner: &str) {
+    let channel = format!("{{ id: {owner}, ");
+    let with_other = |line: &str| match line.contains(&channel) {
+        true => line.replace("env:UPSTREAM_KEY", "env:OTHER_KEY"),
+        false => line.to_owned(),
+    };
+    stage.edit(|text| text.lines().map(with_other).collect::<Vec<_>>().join("\n")).await;
+}
+
 /// S3.24
 #[tokio::test]
 async fn a_continuation_of_a_disabled_owner_is_refused() {
-    let disable = async |stage: &mut Stage, owner: &str| {
-        let channel = format!("{{ id: {owner}, ");
-        stage.edit(|text| text.replace(&channel, &format!("{channel}status: disabled, "))).await;
-    };
     table("", disable, PLAINLY, GONE).await;
 }
 
 /// S3.24
 #[tokio::test]
 async fn a_continuation_of_a_deleted_owner_is_refused() {
-    let delete = async |stage: &mut Stage, owner: &str| {
-        let marks = [format!("id: {owner}, "), format!("{{ channel: {owner}, group: main, priority: 10 }}")];
-        let second = format!("{{ channel: {owner}, group: main, priority: 10, upstream_model: gpt }}");
-        let without = |text: &str| {
-            let lines = text.lines().filter(|line| !marks.iter().any(|mark| line.contains(mark)));
-            let text = lines.collect::<Vec<_>>().join("\n");
-            text.replace(&format!("{second}, "), "").replace(&format!(", {second}"), "")
-        };
-        stage.edit(without).await;
-    };
     table("", delete, PLAINLY, GONE).await;
 }
 
 /// S3.24, S3.30: where the connection leads elsewhere, nothing is sent there.
 #[tokio::test]
 async fn a_continuation_over_a_changed_connection_is_refused() {
-    let redirect = async |stage: &mut Stage, owner: &str| {
-        let away = ["a", "b", "c"].into_iter().find(|name| *name != owner).expect("there are three");
-        let [from, to] = [owner, away].map(|name| stage.upstream(name).addr.to_string());
-        stage.edit(|text| text.replace(&from, &to)).await;
-    };
     table("", redirect, PLAINLY, GONE).await;
-    let other_key = async |stage: &mut Stage, owner: &str| {
-        let channel = format!("{{ id: {owner}, ");
-        let with_other = |line: &str| match line.contains(&channel) {
-            true => line.replace("env:UPSTREAM_KEY", "env:OTHER_KEY"),
-            false => line.to_owned(),
-        };
-        stage.edit(|text| text.lines().map(with_other).collect::<Vec<_>>().join("\n")).await;
-    };
-    table("", other_key, PLAINLY, GONE).await;
+    table("", exchange_key, PLAINLY, GONE).await;
 }
 
 /// S3.24, PROVIDER_ERRORS S03: the upstream's own words, and nothing is held against it.
@@ -432,11 +485,34 @@ async fn unknown_and_foreign_responses_look_the_same() {
     table("", nothing, Ask { key: FOREIGN, ..PLAINLY }, UNKNOWN).await;
     for kind in [Kind::Embedded, Kind::Distributed] {
         let stage = Stage::start(kind, plan("")).await;
-        let parent = stage.make(false).await;
-        let unknown = stage.check(&parent, Ask { id: Some("resp_none"), ..PLAINLY }, UNKNOWN).await;
-        let foreign = stage.check(&parent, Ask { key: FOREIGN, ..PLAINLY }, UNKNOWN).await;
-        assert_eq!(unknown.json(), foreign.json());
+        for stream in [false, true] {
+            let parent = stage.make(stream).await;
+            let unknown = stage.check(&parent, Ask { id: Some("resp_none"), ..PLAINLY }, UNKNOWN).await;
+            let foreign = stage.check(&parent, Ask { key: FOREIGN, ..PLAINLY }, UNKNOWN).await;
+            assert_eq!(look(&unknown), look(&foreign));
+            let before = stage.upstreams().calls().len();
+            for (method, rest) in ERRANDS {
+                let none = Parent { id: "resp_none".to_owned(), ..parent.clone() };
+                let asks =
+                    [(KEY, &none), (FOREIGN, &parent)].map(|(key, parent)| (stage.other_with(key), page(parent)));
+                let [unknown, foreign] =
+                    asks.map(async |(client, page)| ask(&client, method.clone(), &format!("{page}{rest}")).await);
+                let (unknown, foreign) = (unknown.await, foreign.await);
+                assert_eq!((unknown.status.as_u16(), &unknown.json()["error"]["code"]), (404, &json!(UNKNOWN.code)));
+                assert_eq!(look(&unknown), look(&foreign), "{method} {rest}");
+            }
+            assert_eq!(stage.upstreams().calls().len(), before);
+        }
     }
+}
+
+/// All that a client can tell of an answer, but for what names the one request and its moment.
+fn look(answer: &Answer) -> (u16, Vec<(String, String)>, String) {
+    let names = ["date", "x-request-id", "x-waybill-request-id"];
+    assert!(names.iter().all(|name| answer.header(name).is_some()), "{:?}", answer.headers);
+    let told = answer.headers.iter().filter(|(name, _)| !names.contains(&name.as_str()));
+    let told = told.map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()));
+    (answer.status.as_u16(), told.collect(), answer.text())
 }
 
 /// DESIGN.md section 4, step 1: who may not use the model is told that and nothing else, whatever it goes on from and
@@ -487,6 +563,7 @@ async fn a_caller_without_the_model_learns_nothing_of_what_is_owned() {
 async fn a_continuation_that_names_another_model_or_endpoint_is_refused_as_unknown() {
     table("", nothing, Ask { model: "gpt-2", ..PLAINLY }, UNKNOWN).await;
     table("", nothing, Ask { path: CHAT.path, ..PLAINLY }, UNKNOWN).await;
+    table("", nothing, Ask { path: MESSAGES.path, ..PLAINLY }, UNKNOWN).await;
 }
 
 /// S3.3
@@ -600,239 +677,7 @@ async fn responses_can_be_continued_after_a_restart() {
     assert_eq!(world.table("SELECT state, count(*) FROM response_owners GROUP BY 1"), ["final|4"]);
 }
 
-/// DESIGN.md section 6: a response is shown to other gateways before it is projected, and one that is not found is
-/// unknown only while every writer has been heard of within seconds.
-#[tokio::test]
-async fn while_a_writer_lags_what_is_not_found_is_not_unknown() {
-    let mut stage = Stage::start(Kind::Distributed, plan("")).await;
-    stage.settled().await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("STOP").await;
-    let parents = [stage.make(false).await, stage.make(true).await];
-    let none = Ask { id: Some("resp_none"), ..PLAINLY };
-    for parent in &parents {
-        stage.check(parent, PLAINLY, SERVED).await;
-    }
-    // It takes some seconds until nothing has been heard of for too long.
-    until(async || stage.go_on(&stage.other(), &parents[0], none).await.status == 503).await;
-    for parent in &parents {
-        stage.check(parent, none, UNREADABLE).await;
-        stage.check(parent, PLAINLY, SERVED).await;
-    }
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("CONT").await;
-    stage.settled().await;
-    for parent in &parents {
-        stage.check(parent, none, UNKNOWN).await;
-        stage.check(parent, PLAINLY, SERVED).await;
-    }
-}
-
-/// A projector that is behind comes to the beginning of a response after its end was shown: that takes nothing back.
-#[tokio::test]
-async fn what_was_shown_to_have_ended_is_not_taken_back_by_a_projector_that_is_behind() {
-    let mut stage = Stage::start(Kind::Distributed, plan("")).await;
-    stage.settled().await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("STOP").await;
-    let parents = [stage.make(false).await, stage.make(true).await];
-    let Stage::Distributed(cluster) = &stage else { unreachable!("it was started so") };
-    let behind = "for _, key in ipairs(redis.call('KEYS', 'wb:g*:o:*')) do \
-                  local owner = redis.call('GET', key):gsub('\"final\"', '\"provisional\"') \
-                  redis.call('SET', key, owner) end";
-    eval(&cluster.redis, behind).await;
-    for parent in &parents {
-        stage.check(parent, PLAINLY, SERVED).await;
-    }
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("CONT").await;
-    stage.settled().await;
-    for parent in &parents {
-        stage.check(parent, PLAINLY, SERVED).await;
-    }
-}
-
-/// S3.24: "failed or unfinished streams publish no ownership".
-#[tokio::test]
-async fn an_answer_that_was_cut_cannot_be_continued() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let stage = Stage::start(kind, plan("")).await;
-        for stream in [false, true] {
-            let owner = stage.make(stream).await.owner;
-            stage.upstream(&owner).push(Step::new([Action::CutAfterEvents { events: 6 }]));
-            let body = json!({"model": "gpt", "input": "Hello", "stream": stream});
-            stage.maker().post(RESPONSES.path, &[("x-session-id", "s")], &body).await;
-            let cut = |call: &Call| call.did.contains(&Action::CutAfterEvents { events: 6 });
-            let id = stage.upstream(&owner).calls().into_iter().rfind(cut).and_then(|call| call.response_id);
-            let parent = Parent { id: id.expect("the upstream gave it an id"), owner, stream };
-            stage.check(&parent, PLAINLY, UNKNOWN).await;
-            stage.settled().await;
-            stage.check(&parent, PLAINLY, UNKNOWN).await;
-        }
-    }
-}
-
-/// DESIGN.md section 10, "ended streams": `incomplete` is owned as `completed` is.
-#[tokio::test]
-async fn an_incomplete_answer_can_be_continued() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let stage = Stage::start(kind, plan("")).await;
-        for stream in [false, true] {
-            stage.upstreams().iter().for_each(|upstream| upstream.push(Step::new([Action::Incomplete])));
-            let parent = stage.make(stream).await;
-            stage.clear();
-            stage.check(&parent, PLAINLY, SERVED).await;
-        }
-    }
-}
-
-/// What the API is asked not to store cannot be continued by its id, by nobody.
-#[tokio::test]
-async fn an_answer_that_is_not_stored_is_owned_by_nobody() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let stage = Stage::start(kind, plan("")).await;
-        for stream in [false, true] {
-            let body = json!({"model": "gpt", "input": "Hello", "stream": stream, "store": false});
-            let parent = stage.make_of(&stage.maker(), body).await;
-            stage.check(&parent, PLAINLY, UNKNOWN).await;
-        }
-    }
-}
-
-/// S3.9: a response in the background is found by its id from the beginning, and can be continued once it has ended.
-#[tokio::test]
-async fn a_background_response_is_asked_for_at_its_owner_and_continued_once_it_has_ended() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let stage = Stage::start(kind, plan("")).await;
-        let parent = stage.make_of(&stage.maker(), background(false)).await;
-        stage.check(&parent, PLAINLY, UNKNOWN).await;
-        let got = stage.about(&parent, Method::GET, "").await;
-        assert_eq!((got.status.as_u16(), &got.json()["status"]), (200, &json!("completed")));
-        stage.check(&parent, PLAINLY, SERVED).await;
-
-        let streamed = stage.make_of(&stage.maker(), background(true)).await;
-        stage.check(&streamed, PLAINLY, SERVED).await;
-    }
-}
-
-/// The same of one that is made as a stream, and of one that is not: its input and its end are the owner's to tell.
-#[tokio::test]
-async fn a_background_response_is_cancelled_and_read_at_its_owner() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let stage = Stage::start(kind, plan("")).await;
-        for stream in [false, true] {
-            let parent = stage.begin(stream).await;
-            let items = stage.about(&parent, Method::GET, "/input_items?limit=2").await;
-            assert_eq!((items.status.as_u16(), &items.json()["data"][0]["role"]), (200, &json!("user")));
-            let cancelled = stage.about(&parent, Method::POST, "/cancel").await;
-            assert_eq!((cancelled.status.as_u16(), &cancelled.json()["status"]), (200, &json!("cancelled")));
-            stage.upstream(&parent.owner).release();
-        }
-    }
-}
-
-/// OpenAI's way to go on with a stream that broke: `GET …?stream=true&starting_after=N`, at whichever gateway. Until an end
-/// has been shown there is nothing to continue.
-#[tokio::test]
-async fn a_background_stream_that_broke_is_followed_at_its_owner_from_where_it_broke() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let stage = Stage::start(kind, plan("")).await;
-        let whole = stage.maker().post(RESPONSES.path, &[("x-session-id", "s")], &background(true)).await;
-        let n_events = whole.text().matches("event: ").count();
-        stage.upstreams().iter().for_each(|upstream| upstream.push(Step::new([Action::CutAfterEvents { events: 6 }])));
-        let cut = stage.maker().post(RESPONSES.path, &[("x-session-id", "s")], &background(true)).await;
-        assert_eq!((cut.whole, cut.text().matches("event: ").count()), (false, 6), "it did not fail, it goes on");
-        let parent = Parent { id: id_in(&cut), ..stage.parent_in(&whole, true) };
-        stage.clear();
-        stage.check(&parent, PLAINLY, UNKNOWN).await;
-
-        stage.upstream(&parent.owner).push(Step::new([Action::CutAfterEvents { events: 2 }]));
-        let again = stage.about(&parent, Method::GET, "?stream=true&starting_after=5").await;
-        assert_eq!((again.status.as_u16(), again.whole, events(&again)), (200, false, (6..8).collect()));
-        stage.check(&parent, PLAINLY, UNKNOWN).await;
-
-        let rest = stage.about(&parent, Method::GET, "?starting_after=7&stream=true").await;
-        assert_eq!(rest.header("content-type"), Some("text/event-stream; charset=utf-8"));
-        assert_eq!((rest.status.as_u16(), rest.whole, events(&rest)), (200, true, (8..n_events).collect()));
-        let all = stage.about(&parent, Method::GET, "?stream=true").await;
-        assert_eq!([&cut.body[..], &again.body, &rest.body].concat(), all.body, "no byte is missing, and none is new");
-        let beyond = stage.about(&parent, Method::GET, &format!("?stream=true&starting_after={}", n_events - 1)).await;
-        assert_eq!((beyond.status.as_u16(), beyond.whole, beyond.text().as_str()), (200, true, ""));
-        stage.check(&parent, PLAINLY, SERVED).await;
-    }
-}
-
-/// What is followed may be silent for long, may be told to have failed, or may not be offered: that is the owner's to say.
-#[tokio::test]
-async fn what_an_owner_says_of_a_background_stream_is_passed_on_as_it_is_said() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let settings = "retry: { backoff_ms: 1, first_token_seconds: 1 }\nhealth: { failure_threshold: 1 }\n";
-        let stage = Stage::start(kind, plan("").settings(settings)).await;
-        let parent = stage.make_of(&stage.maker(), background(true)).await;
-        let follow = format!("{}?stream=true", page(&parent));
-        for (key, path) in [(FOREIGN, follow.clone()), (KEY, follow.replace(&parent.id, "resp_none"))] {
-            let answer = ask(&stage.other_with(key), Method::GET, &path).await;
-            let code = answer.json()["error"]["code"].clone();
-            assert_eq!((answer.status.as_u16(), code), (404, json!("previous_response_not_found")));
-        }
-        let owner = stage.upstream(&parent.owner);
-        owner.push(Step::new([Action::PauseAfter { events: 0 }]));
-        let client = stage.other();
-        let begun = client.open(Method::GET, &follow, &[], Default::default());
-        let begun = tokio::time::timeout(PATIENCE, begun).await.expect("it begins before a word").expect("it is there");
-        owner.release();
-        assert!(read(begun).await.text().contains("response.completed"));
-
-        let failed = json!({"type": "response.failed", "sequence_number": 1, "response": {"id": parent.id,
-            "status": "failed", "error": {"code": "server_error", "message": "Out of luck."}}});
-        owner.push(Step::new([Action::ErrorEventAfter { events: 1, body: failed.clone() }]));
-        let answer = stage.about(&parent, Method::GET, "?stream=true").await;
-        assert_eq!((answer.status.as_u16(), answer.whole), (200, true));
-        assert!(answer.text().ends_with(&format!("event: response.failed\ndata: {failed}\n\n")), "{}", answer.text());
-
-        let plain = stage.make(false).await;
-        let answer = stage.about(&plain, Method::GET, "?stream=true").await;
-        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!("stream")));
-        // None of it is held against the owner.
-        stage.check(&parent, PLAINLY, SERVED).await;
-    }
-}
-
-/// PITFALLS: a stream in the background may take minutes to its first word; its id is passed on at once.
-#[tokio::test]
-async fn a_background_stream_names_its_response_before_it_says_anything() {
-    let stage = Stage::start(Kind::Embedded, plan("")).await;
-    let begun = tokio::time::timeout(PATIENCE, stage.begin(true)).await.expect("the first event is passed on");
-    stage.upstream(&begun.owner).release();
-}
-
-/// A request for a response in the background.
-fn background(stream: bool) -> Value {
-    json!({"model": "gpt", "input": "Hello", "background": true, "stream": stream})
-}
-
-/// The numbers of the events in an answer.
-fn events(answer: &Answer) -> Vec<usize> {
-    let text = answer.text();
-    let numbers = text.split("\"sequence_number\":").skip(1).map(|rest| rest.split([',', '}']).next());
-    numbers.map(|number| number.expect("split gives one").parse().expect("a number")).collect()
-}
-
 impl Stage {
-    /// Makes a response in the background; a stream stands still after its first event, and its client leaves.
-    async fn begin(&self, stream: bool) -> Parent {
-        if !stream {
-            return self.make_of(&self.maker(), background(false)).await;
-        }
-        self.upstreams().iter().for_each(|upstream| upstream.push(Step::new([Action::PauseAfter { events: 1 }])));
-        let begun = RESPONSES.read_until(&self.maker(), &background(true), "response.created").await;
-        let owner = begun.headers()["x-waybill-deployment"].to_str().expect("it is text");
-        let owner = owner.split('/').next().expect("a deployment names its channel").to_owned();
-        let id = self.upstream(&owner).calls().pop().and_then(|call| call.response_id);
-        self.clear();
-        Parent { id: id.expect("the upstream gave it an id"), owner, stream }
-    }
-
     /// Takes back what the upstreams were told to do.
     pub(crate) fn clear(&self) {
         let clear = || Control { clear_steps: true, ..Control::default() };
@@ -841,7 +686,7 @@ impl Stage {
 
     /// Asks something of a response at another gateway than the one that made it: the owner is asked it, once, in the same
     /// words, and nobody else is asked anything.
-    async fn about(&self, parent: &Parent, method: Method, rest: &str) -> Answer {
+    pub(crate) async fn about(&self, parent: &Parent, method: Method, rest: &str) -> Answer {
         let path = format!("{}{rest}", page(parent));
         let before = self.upstreams().calls().len();
         let answer = ask(&self.other(), method.clone(), &path).await;
@@ -906,61 +751,17 @@ async fn what_is_asked_of_a_response_is_on_record_without_tokens() {
     assert_eq!(world.table(sql), expected);
 }
 
-/// Conversations are made elsewhere; who answers the first request of one has it.
-#[tokio::test]
-async fn a_conversation_stays_with_the_connection_that_has_it() {
-    for kind in [Kind::Embedded, Kind::Distributed] {
-        let stage = Stage::start(kind, plan("")).await;
-        let body = |model: &str| json!({"model": model, "input": "Hello", "conversation": "conv_1"});
-        let first = stage.make_of(&stage.maker(), body("gpt")).await;
-        for n in 0..6 {
-            // Neither another session nor another model moves it.
-            let session = format!("other-{n}");
-            let model = if n % 2 == 0 { "gpt" } else { "gpt-2" };
-            let answer = stage.other().post(RESPONSES.path, &[("x-session-id", &session)], &body(model)).await;
-            let served = answer.header("x-waybill-deployment").expect("the key may see it");
-            assert_eq!(served.split('/').next(), Some(first.owner.as_str()));
-        }
-        stage.upstream(&first.owner).push(Step::new([Action::status(503)]));
-        let before = stage.upstreams().calls().len();
-        let failed = stage.other().post(RESPONSES.path, &[], &body("gpt")).await;
-        assert_eq!((failed.status.as_u16(), stage.upstreams().calls().len() - before), (503, 1), "nobody stands in");
-    }
-}
-
-/// S3.16: a continuation is sent again only where nothing was done, and only to its owner.
-#[tokio::test]
-async fn a_continuation_is_sent_again_to_its_owner_only_where_nothing_was_done() {
-    let retry = "retry: { backoff_ms: 1, max_attempts: 3 }\nhealth: { enabled: false }\n";
-    let world = World::start(Plan::of(&["a", "b", "c"]).settings(retry)).await;
-    let stage = Stage::Embedded(Box::new(world));
-    let parent = stage.make(false).await;
-    let check = async |action: Action, calls: usize, status: u16| {
-        stage.upstream(&parent.owner).push(Step::new([action]));
-        let before = stage.upstreams().calls().len();
-        let answer = stage.go_on(&stage.other(), &parent, PLAINLY).await;
-        let at_owner = stage.upstream(&parent.owner).calls().len();
-        assert_eq!((answer.status.as_u16(), stage.upstreams().calls().len() - before), (status, calls));
-        assert_eq!(at_owner, stage.upstreams().calls().len(), "all calls are the owner's");
-        stage.upstream(&parent.owner).apply(Control { clear_steps: true, ..Control::default() });
-    };
-    check(Action::status(429), 2, 200).await;
-    check(Action::status(500), 1, 500).await;
-    check(Action::Reset, 1, 502).await;
-    check(Action::CutAfterEvents { events: 1 }, 1, 502).await;
-}
-
 /// The path of a response.
-fn page(parent: &Parent) -> String {
+pub(crate) fn page(parent: &Parent) -> String {
     format!("{}/{}", RESPONSES.path, parent.id)
 }
 
-async fn ask(client: &Client, method: Method, path: &str) -> Answer {
+pub(crate) async fn ask(client: &Client, method: Method, path: &str) -> Answer {
     read(client.open(method, path, &[], Default::default()).await.expect("the gateway answers")).await
 }
 
 /// Asks again and again until it is so.
-async fn until(holds: impl AsyncFn() -> bool) {
+pub(crate) async fn until(holds: impl AsyncFn() -> bool) {
     let held = async { while !holds().await {} };
     tokio::time::timeout(PATIENCE, held).await.expect("it comes to be so");
 }

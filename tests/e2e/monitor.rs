@@ -1,6 +1,6 @@
 //! What a Redis server is asked, by its own account: its `MONITOR`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -8,46 +8,48 @@ use waybill_servers::redis::Redis;
 
 use crate::world::PATIENCE;
 
+/// What all keys of a test's shared state begin with.
+const PREFIX: &str = "wb:";
 /// What marks a place among the commands.
 const MARK: &str = "so far";
-/// A script that is called so often while nobody asks for anything is called again and again.
+/// A command that is sent so often while nobody asks for anything is sent again and again.
 const IDLE_TIMES: u32 = 4;
 
 /// The commands of all clients of a server, in the order in which it carries them out.
 pub(crate) struct Monitor {
     addr: String,
     lines: BufReader<TcpStream>,
-    /// The scripts that are called whether or not anybody asks for anything.
-    idle: BTreeSet<String>,
+    /// The commands, word for word, that are sent whether or not anybody asks for anything.
+    idle: Vec<String>,
 }
 
 impl Monitor {
-    /// Begins to listen, and learns what is called again and again while nobody asks for anything.
+    /// Begins to listen, and learns what is sent again and again while nobody asks for anything.
     pub(crate) async fn on(redis: &Redis) -> Self {
         let addr = redis.url().trim_start_matches("redis://").trim_end_matches('/').to_owned();
         let mut lines = BufReader::new(said(&addr, "MONITOR\r\n").await);
         lines.read_line(&mut String::new()).await.expect("the server agrees");
-        let mut monitor = Self { addr, lines, idle: BTreeSet::new() };
+        let mut monitor = Self { addr, lines, idle: Vec::new() };
         let mut seen: BTreeMap<String, u32> = BTreeMap::new();
         while !seen.values().any(|times| *times >= IDLE_TIMES) {
-            if let Some(script) = script(&monitor.next().await) {
-                *seen.entry(script).or_default() += 1;
+            if let Some(command) = command(&monitor.next().await) {
+                *seen.entry(command).or_default() += 1;
             }
         }
         monitor.idle = seen.into_keys().collect();
         monitor
     }
 
-    /// How many scripts have been called since the last time, but for the idle ones.
-    pub(crate) async fn n_calls(&mut self) -> usize {
+    /// The commands about the shared state since the last time, whatever they are, but for the idle ones.
+    pub(crate) async fn commands(&mut self) -> Vec<String> {
         let _marker = said(&self.addr, &format!("ECHO \"{MARK}\"\r\n")).await;
-        let mut n_calls = 0;
+        let mut commands = Vec::new();
         loop {
             let line = self.next().await;
             if line.contains(MARK) {
-                return n_calls;
+                return commands;
             }
-            n_calls += usize::from(script(&line).is_some_and(|script| !self.idle.contains(&script)));
+            commands.extend(command(&line).filter(|command| !self.idle.contains(command)));
         }
     }
 
@@ -74,9 +76,9 @@ async fn said(addr: &str, command: &str) -> TcpStream {
     stream
 }
 
-/// The script that a command calls, by its digest.
-fn script(line: &str) -> Option<String> {
-    let mut words = line.split('"').skip(1).step_by(2);
-    words.next().filter(|command| command.eq_ignore_ascii_case("evalsha"))?;
-    words.next().map(str::to_owned)
+/// What a client sent, if it is about the shared state: `TIME [DATABASE ADDRESS] "COMMAND" "WORD" …`. What a script does
+/// stands there as a client's of the name `lua`, and is not sent.
+fn command(line: &str) -> Option<String> {
+    let (client, command) = line.split_once("] ")?;
+    (!client.ends_with(" lua") && command.contains(PREFIX)).then(|| command.trim_end().to_owned())
 }
