@@ -17,7 +17,7 @@ use waybill_routing::request::Inbound;
 use waybill_routing::session;
 use waybill_schema::catalogue::{Catalogue, Place, Pool};
 use waybill_schema::event::{Context, Endpoint, Ownedness, Ownership, SessionSource};
-use waybill_schema::id::{RequestId, ScopeId, SessionId};
+use waybill_schema::id::{RequestId, SessionId};
 use waybill_schema::redis::Owner;
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
@@ -202,7 +202,7 @@ impl Tie {
         model: &str,
     ) -> Result<Self, Refusal> {
         let endpoint = arrived.endpoint;
-        let scope = ScopeId::new(arrived.key.id.as_str());
+        let scope = &arrived.scope;
         let conversation = session::conversation_object(inbound).filter(|_| endpoint == Endpoint::Responses);
         let by_parent = inbound.previous_response_id.is_some();
         let strict = by_parent || conversation.is_some() || inbound.background;
@@ -213,12 +213,12 @@ impl Tie {
         let mut kept = Kept { response, strict, background: inbound.background, ..Kept::default() };
         let hold = if by_parent {
             let id = inbound.previous_response_id().ok_or(Refusal::Parent(Unowned::Unknown))?;
-            let name = Name::of_response(&gateway.secret, &scope, &id);
+            let name = Name::of_response(&gateway.secret, scope, &id);
             let owner = owner_of(gateway, &name).await.map_err(Refusal::Parent)?;
             ownership::continues(&owner, model, endpoint).map_err(Refusal::Parent)?;
             Some(Hold { owner, errand: None, name })
         } else if let Some(id) = conversation {
-            let name = Name::of_conversation(&gateway.secret, &scope, &id);
+            let name = Name::of_conversation(&gateway.secret, scope, &id);
             match owner_of(gateway, &name).await {
                 Ok(owner) => Some(Hold { owner, errand: None, name }),
                 // Conversations are made elsewhere: whoever answers its first request has it.
@@ -313,9 +313,8 @@ impl Errand {
 
 /// Asks a response's owner what the client asks of the response; `DELETE`, `cancel` and `GET` need its id alone (S3.9).
 pub(crate) async fn ask(gateway: &Arc<Gateway>, arrived: &Arrived, errand: Errand) -> Result<Response<Body>, Refusal> {
-    let Arrived { key, serving, endpoint, .. } = arrived;
-    let scope = ScopeId::new(key.id.as_str());
-    let name = Name::of_response(&gateway.secret, &scope, &errand.id);
+    let Arrived { key, scope, serving, endpoint, .. } = arrived;
+    let name = Name::of_response(&gateway.secret, scope, &errand.id);
     let owner = owner_of(gateway, &name).await.map_err(Refusal::Response)?;
     let catalogue = &serving.catalogue;
     let asked = key.groups().find_map(|group| {
@@ -327,7 +326,7 @@ pub(crate) async fn ask(gateway: &Arc<Gateway>, arrived: &Arrived, errand: Erran
     let model = owner.model.clone();
     let inbound = Inbound::about_a_response(model.as_str(), errand.streams(arrived.query.as_deref()));
     let context = Context {
-        scope,
+        scope: scope.clone(),
         key: key.id.clone(),
         group: pool.group.id.clone(),
         model: model.clone(),

@@ -784,6 +784,25 @@ impl Drop for Flight {
     }
 }
 
+/// Records a request that was refused before anybody could be chosen to serve it.
+pub(crate) fn grounded(gateway: &Gateway, request: &RequestId, context: Context, landing: Landing, begun: Instant) {
+    let latency_ms = millis(begun);
+    let endpoint = context.endpoint;
+    let event = Event::Request(Box::new(Request {
+        request: request.clone(),
+        outcome: landing.outcome,
+        class: None,
+        code: landing.code.map(str::to_owned),
+        status: landing.status,
+        attempts: 0,
+        fallback: false,
+        latency_ms,
+        context: Some(context),
+    }));
+    gateway.ledger.record(Time::wall_clock(), vec![event]);
+    gateway.metrics.request(endpoint, landing.outcome, latency_ms);
+}
+
 /// What a send there cost, where its price and its tokens are known.
 fn cost_nano(place: &Place, usage: &Usage, class: Class) -> Option<u64> {
     let price = place.channel.prices.iter().find(|price| price.model == place.upstream_model)?;

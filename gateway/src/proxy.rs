@@ -10,19 +10,18 @@ use http::{HeaderMap, HeaderValue, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::dispatch::Replay;
-use waybill_routing::request::{self, Inbound};
-use waybill_routing::session::{self, Identity, Signals, Whose};
-use waybill_schema::catalogue::terms::Rights;
+use waybill_routing::request::{self, BadBody, Inbound};
+use waybill_routing::session::{self, Identity, SessionError, Signals, Whose};
 use waybill_schema::catalogue::{Key, Pool};
-use waybill_schema::event::{Context, Endpoint};
+use waybill_schema::event::{Context, Endpoint, Outcome, SessionSource};
 use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId, SessionId};
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
-use crate::answer::{self, Body};
+use crate::answer::{self, Body, Marks};
 use crate::body;
 use crate::continuation::{self, Tie};
-use crate::flight::{Crossing, Departure, Flight};
+use crate::flight::{self, Crossing, Departure, Flight, Landing};
 use crate::gate::{self, Filled, Gathered, Repeats};
 use crate::guardrail::Subject;
 use crate::journey::Journey;
@@ -73,6 +72,8 @@ pub(crate) struct Arrived {
     /// The form that it is, where it was read as one.
     pub(crate) form: Option<Filled>,
     pub(crate) key: Arc<Key>,
+    /// The tenant that the key is of.
+    pub(crate) scope: ScopeId,
     pub(crate) serving: Arc<Serving>,
     pub(crate) request: RequestId,
     pub(crate) begun: Instant,
@@ -87,60 +88,106 @@ pub async fn handle(
 ) -> Response<Body> {
     let begun = Instant::now();
     let id = RequestId::new(uuid::Uuid::now_v7().to_string());
-    let answered = match arrive(&gateway, endpoint, request, id.clone(), begun).await {
-        Ok(arrived) => {
-            let answered = match errand {
-                None => serve(&gateway, &arrived).await,
-                Some(errand) => continuation::ask(&gateway, &arrived, errand).await,
-            };
-            if let Some(unread) = arrived.form.as_ref().and_then(Filled::unread) {
-                body::discard(unread).await;
-            }
-            answered
-        }
-        Err(refusal) => Err(refusal),
-    };
-    answered.unwrap_or_else(|refusal| {
-        gateway.metrics.refused(refusal.code());
-        let mut response = refusal.answer(Some(endpoint), id.as_str());
-        if let Ok(value) = HeaderValue::from_str(id.as_str()) {
-            response.headers_mut().insert("x-waybill-request-id", value.clone());
-            response.headers_mut().insert(answer::request_id_header(endpoint), value);
-        }
-        response
-    })
-}
-
-async fn arrive(
-    gateway: &Arc<Gateway>,
-    endpoint: Endpoint,
-    request: http::Request<Incoming>,
-    id: RequestId,
-    begun: Instant,
-) -> Result<Arrived, Refusal> {
     let serving = gateway.serving.load_full();
-    let (mut head, mut body) = request.into_parts();
-    let silence = Duration::from_secs(serving.config.client_idle_seconds.into());
-    let form = gate::form_of(endpoint, &head.headers);
-    let read = async {
-        let key = authenticate(&serving, &head.headers)?;
-        let gathered = match &form {
-            Some(form) => gate::gather(&mut body, form, silence, is_guarded(&serving, &key)).await?,
-            None => Gathered { bytes: body::read(&mut body, &mut head.headers, silence).await?, ended: true },
-        };
-        Ok((key, gathered))
-    };
-    let (key, Gathered { bytes, ended }) = match read.await {
-        Ok(read) => read,
+    let (head, body) = request.into_parts();
+    let key = match authenticate(&serving, &head.headers) {
+        Ok(key) => key,
         Err(refusal) => {
             body::discard(body).await;
-            return Err(refusal);
+            return turn_away(&gateway, endpoint, &id, &refusal);
         }
     };
-    let rest = (!ended).then_some(body);
-    let form = form.map(|form| Filled::new(form, &bytes, &head.headers, rest)).transpose()?;
-    let query = head.uri.query().map(str::to_owned);
-    Ok(Arrived { endpoint, headers: head.headers, query, body: bytes, form, key, serving, request: id, begun })
+    let mut arrived = Arrived {
+        endpoint,
+        query: head.uri.query().map(str::to_owned),
+        headers: head.headers,
+        body: Bytes::new(),
+        form: None,
+        scope: ScopeId::new(key.id.as_str()),
+        key,
+        serving,
+        request: id,
+        begun,
+    };
+    let answered = match arrived.read(body).await {
+        Ok(()) => match errand {
+            None => serve(&gateway, &arrived).await,
+            Some(errand) => continuation::ask(&gateway, &arrived, errand).await,
+        },
+        Err(refusal) => Err(refusal),
+    };
+    if let Some(unread) = arrived.form.as_ref().and_then(Filled::unread) {
+        body::discard(unread).await;
+    }
+    answered.unwrap_or_else(|refusal| refuse(&gateway, &arrived, &refusal))
+}
+
+impl Arrived {
+    /// Reads the body, or the beginning of a form that passes.
+    async fn read(&mut self, mut body: Incoming) -> Result<(), Refusal> {
+        let silence = Duration::from_secs(self.serving.config.client_idle_seconds.into());
+        let form = gate::form_of(self.endpoint, &self.headers);
+        let read = async {
+            Ok(match &form {
+                Some(form) => gate::gather(&mut body, form, silence, is_guarded(&self.serving, &self.key)).await?,
+                None => Gathered { bytes: body::read(&mut body, &mut self.headers, silence).await?, ended: true },
+            })
+        };
+        let Gathered { bytes, ended } = match read.await {
+            Ok(read) => read,
+            Err(refusal) => {
+                body::discard(body).await;
+                return Err(refusal);
+            }
+        };
+        let rest = (!ended).then_some(body);
+        self.form = form.map(|form| Filled::new(form, &bytes, &self.headers, rest)).transpose()?;
+        self.body = bytes;
+        Ok(())
+    }
+
+    /// What is asked, as far as routing needs it.
+    fn inbound(&self) -> Result<Inbound<'_>, BadBody> {
+        match &self.form {
+            Some(form) => request::of_form(self.endpoint, form.model()),
+            None => request::parse(self.endpoint, &self.body),
+        }
+    }
+}
+
+/// Refuses a stranger, who leaves no fact: nobody may fill the log without a key.
+fn turn_away(gateway: &Gateway, endpoint: Endpoint, id: &RequestId, refusal: &Refusal) -> Response<Body> {
+    gateway.metrics.refused(refusal.code());
+    let mut response = refusal.answer(Some(endpoint), id.as_str());
+    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+        response.headers_mut().insert("x-waybill-request-id", value.clone());
+        response.headers_mut().insert(answer::request_id_header(endpoint), value);
+    }
+    response
+}
+
+/// Refuses a caller's request before anybody could be chosen to serve it. It leaves the fact that others leave (S1.11).
+fn refuse(gateway: &Gateway, arrived: &Arrived, refusal: &Refusal) -> Response<Body> {
+    gateway.metrics.refused(refusal.code());
+    let mut response = refusal.answer(Some(arrived.endpoint), arrived.request.as_str());
+    let context = context_of_refused(gateway, arrived);
+    let marks = Marks {
+        endpoint: arrived.endpoint,
+        request: arrived.request.as_str(),
+        session: context.session.as_str(),
+        attempts: 0,
+        fallback: false,
+        deployment: None,
+    };
+    marks.set(response.headers_mut());
+    // A session that was made for the record alone is nobody's to come back to.
+    if context.source == SessionSource::Generated {
+        response.headers_mut().remove("x-session-id");
+    }
+    let landing =
+        Landing { outcome: Outcome::Refused, status: Some(refusal.status().as_u16()), code: Some(refusal.code()) };
+    flight::grounded(gateway, &arrived.request, context, landing, arrived.begun);
+    response
 }
 
 /// Whether guardrails must see the whole of what holders of `key` send.
@@ -160,14 +207,16 @@ pub fn authenticate(serving: &Serving, headers: &HeaderMap) -> Result<Arc<Key>, 
 }
 
 async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Body>, Refusal> {
-    let inbound = match &arrived.form {
-        Some(form) => request::of_form(arrived.endpoint, form.model())?,
-        None => request::parse(arrived.endpoint, &arrived.body)?,
-    };
+    let inbound = arrived.inbound()?;
     let (group, model) = destination(arrived, &inbound)?;
     let rights = arrived.serving.catalogue.rights(&arrived.key);
-    let pool = arrived.serving.catalogue.asked(&arrived.key, &group, model).ok_or_else(|| unknown(&rights, model))?;
-    let tie = tie(gateway, arrived, &inbound, &rights, model).await?;
+    // Whether there is such a model is not said to who may not use it, nor is anybody asked what such a request goes on from.
+    if !rights.may(model) {
+        return Err(Refusal::ModelNotPermitted(model.to_owned()));
+    }
+    let pool = arrived.serving.catalogue.asked(&arrived.key, &group, model);
+    let pool = pool.ok_or_else(|| Refusal::ModelNotFound(model.to_owned()))?;
+    let tie = Tie::find(gateway, arrived, &inbound, model).await?;
     let pool = tie.narrow(pool, arrived)?;
     let context = context(gateway, arrived, &inbound, &pool, model, tie.parent())?;
     let mut flight = Flight::new(Departure {
@@ -198,22 +247,6 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     Ok(journey.travel(flight).await)
 }
 
-/// What the request goes on from. Nobody is asked that for a caller who may not use the model: it is refused here where
-/// only the answer would name its session, without which nothing is recorded, and else by [`admit`], on record.
-async fn tie(
-    gateway: &Gateway,
-    arrived: &Arrived,
-    inbound: &Inbound<'_>,
-    rights: &Rights,
-    model: &str,
-) -> Result<Tie, Refusal> {
-    match inbound.previous_response_id {
-        _ if rights.may(model) => Tie::find(gateway, arrived, inbound, model).await,
-        Some(_) => Err(Refusal::ModelNotPermitted(model.to_owned())),
-        None => Ok(Tie::default()),
-    }
-}
-
 /// Takes the `Idempotency-Key` of a request whose outcome is kept under it.
 async fn claim(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<Option<Claim>, Refusal> {
     let Some(key) = gate::idempotency_key(arrived) else { return Ok(None) };
@@ -224,19 +257,10 @@ async fn claim(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<
     gateway.vault.claim(scope, arrived.endpoint, key, &arrived.body, until).await.map(Some)
 }
 
-/// A model that nobody serves here; whether it is one elsewhere is not said to who may not use it.
-fn unknown(rights: &Rights, model: &str) -> Refusal {
-    let refusal = if rights.may(model) { Refusal::ModelNotFound } else { Refusal::ModelNotPermitted };
-    refusal(model.to_owned())
-}
-
 /// DESIGN.md section 4, step 1: what is refused here touches no deployment's health and no chain. What costs nothing is
 /// asked first, and only what passes counts for the caller's limits.
 async fn admit(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<(), Refusal> {
     let (rights, context) = (flight.rights(), flight.context());
-    if !rights.may(context.model.as_str()) {
-        return Err(Refusal::ModelNotPermitted(context.model.as_str().to_owned()));
-    }
     let guards = arrived.serving.guards(rights);
     let texts = arrived.form.as_ref().filter(|_| !guards.is_empty()).map(|form| form.texts(&arrived.body));
     let body = texts.as_deref().unwrap_or(&arrived.body);
@@ -288,22 +312,9 @@ fn context(
     parent: Option<&SessionId>,
 ) -> Result<Context, Refusal> {
     let Arrived { endpoint, key, serving, .. } = arrived;
-    let scope = ScopeId::new(key.id.as_str());
-    let fresh = uuid::Uuid::new_v4().to_string();
-    let identity = session::identify(
-        &Signals {
-            scope: &scope,
-            secret: &gateway.secret,
-            headers: &|name| arrived.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(),
-            aliases: &serving.config.session.aliases,
-            parent,
-            fresh: &fresh,
-        },
-        inbound,
-        *endpoint,
-    )?;
+    let identity = identify(gateway, arrived, inbound, parent)?;
     let whose = Whose {
-        scope: &scope,
+        scope: &arrived.scope,
         secret: &gateway.secret,
         key: Some(&key.id),
         group: &pool.group.id,
@@ -314,17 +325,55 @@ fn context(
     };
     let sticks = serving.config.sticky_enabled && pool.route.sticky_session;
     let sticky = if sticks { session::sticky(&identity, inbound, &whose) } else { None };
+    Ok(Context { sticky, ..context_without_affinity(arrived, inbound, pool.group.id.clone(), model, identity) })
+}
+
+/// Who asked for what, as far as a request says that is refused before that is settled. What it goes on from is not
+/// believed, and nobody can meet a session that it names badly.
+fn context_of_refused(gateway: &Gateway, arrived: &Arrived) -> Context {
+    let inbound = arrived.inbound().unwrap_or_else(|_| Inbound::without_fields(arrived.endpoint, ""));
+    let asked = destination(arrived, &inbound);
+    let (group, model) = asked.unwrap_or_else(|_| (arrived.key.group.clone(), inbound.model.as_ref()));
+    let identity = identify(gateway, arrived, &inbound, None);
+    let identity = identity.unwrap_or_else(|_| Identity::generated(&uuid::Uuid::new_v4().to_string()));
+    context_without_affinity(arrived, &inbound, group, model, identity)
+}
+
+fn context_without_affinity(
+    arrived: &Arrived,
+    inbound: &Inbound<'_>,
+    group: GroupId,
+    model: &str,
+    identity: Identity,
+) -> Context {
     let Identity { session, source, signal, .. } = identity;
-    Ok(Context {
-        scope,
-        key: key.id.clone(),
-        group: pool.group.id.clone(),
+    Context {
+        scope: arrived.scope.clone(),
+        key: arrived.key.id.clone(),
+        group,
         model: ModelName::new(model),
-        endpoint: *endpoint,
+        endpoint: arrived.endpoint,
         stream: inbound.stream,
         session,
         source,
         signal: signal.to_string(),
-        sticky,
-    })
+        sticky: None,
+    }
+}
+
+fn identify(
+    gateway: &Gateway,
+    arrived: &Arrived,
+    inbound: &Inbound<'_>,
+    parent: Option<&SessionId>,
+) -> Result<Identity, SessionError> {
+    let signals = Signals {
+        scope: &arrived.scope,
+        secret: &gateway.secret,
+        headers: &|name| arrived.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect(),
+        aliases: &arrived.serving.config.session.aliases,
+        parent,
+        fresh: &uuid::Uuid::new_v4().to_string(),
+    };
+    session::identify(&signals, inbound, arrived.endpoint)
 }

@@ -269,7 +269,7 @@ pub struct Context {
     pub key: KeyId,
     /// The group the key or the request chose.
     pub group: GroupId,
-    /// The model the client named.
+    /// The model the client named; empty where a request was refused that names none.
     pub model: ModelName,
     /// The API spoken.
     pub endpoint: Endpoint,
@@ -735,7 +735,7 @@ pub struct Ownership {
     pub request: RequestId,
     /// The tenant.
     pub scope: ScopeId,
-    /// The model the client named.
+    /// The model the client named; empty where a request was refused that names none.
     pub model: ModelName,
     /// The API spoken.
     pub endpoint: Endpoint,

@@ -83,17 +83,20 @@ async fn a_model_is_permitted_under_any_spelling_or_none() {
     assert_eq!(told(&limited.get("/v1/models/gpt-mini", &[]).await), "404 model_not_found");
     assert_eq!(limited.get("/v1/models/open-b", &[]).await.status, 200);
 
-    // Recorded: what has a route, as a refusal without a send. What has none is a name anybody may make up.
+    // All of them are on record as refusals without a send, what has no route too.
     world.stop().await;
     let refused =
         "select model, outcome, code, status, attempts from usage_events where outcome = 'refused' order by 1";
     assert_eq!(
         world.table(refused),
         [
+            "GPT|refused|model_not_permitted|403|0",
+            "a/gpt|refused|model_not_permitted|403|0",
             "gpt-mini|refused|model_not_permitted|403|0",
             "gpt-mini|refused|model_not_permitted|403|0",
             "gpt-mini|refused|model_not_permitted|403|0",
             "gpt-mini|refused|model_not_permitted|403|0",
+            "nobody|refused|model_not_permitted|403|0",
             "open-*|refused|model_not_permitted|403|0",
             "open-a|refused|model_not_permitted|403|0",
         ]

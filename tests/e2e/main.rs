@@ -52,6 +52,7 @@ mod projector;
 mod readme;
 mod rebuild;
 mod redecide;
+mod refusals;
 mod rolling;
 mod retry_signals;
 mod secrets;

@@ -54,6 +54,13 @@ async fn no_secret_and_no_content_rests_anywhere() {
         upstream.push(Step::new([failure]).times(2));
     }
     world.client().post("/v1/chat/completions", &[], &unnamed).await;
+    for (field, bad, status) in
+        [("model", json!("nobody"), 404), ("stream", json!("?"), 400), ("session_id", json!(" "), 400)]
+    {
+        let mut refused = unnamed.clone();
+        refused[field] = bad;
+        assert_eq!(world.client().post("/v1/chat/completions", &[], &refused).await.status, status);
+    }
     assert_eq!(world.client_with("sk-wrong-key").post("/v1/chat/completions", &[], &unnamed).await.status, 401);
     let metrics = world.client().get("/metrics", &[]).await.text();
     world.stop().await;

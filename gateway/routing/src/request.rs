@@ -227,7 +227,7 @@ impl<'a> Inbound<'a> {
     }
 
     /// A request of which nothing but its model is known.
-    fn without_fields(endpoint: Endpoint, model: &'a str) -> Self {
+    pub fn without_fields(endpoint: Endpoint, model: &'a str) -> Self {
         Self {
             endpoint,
             model: model.into(),

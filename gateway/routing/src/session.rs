@@ -70,6 +70,14 @@ pub struct Identity {
     pub conversation: Option<String>,
 }
 
+impl Identity {
+    /// A session that nobody will name again: `fresh` is a new UUID.
+    pub fn generated(fresh: &str) -> Self {
+        let (source, signal) = (SessionSource::Generated, "generated".into());
+        Self { session: SessionId::new(fresh), source, signal, conversation: None }
+    }
+}
+
 /// Why a request's session could not be settled; all are 400.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {

@@ -139,7 +139,11 @@ impl Session {
     fn take_request(&mut self, row: &UsageEvent, text: Text) {
         self.requests = sum(self.requests, 1);
         self.failed = sum(self.failed, u64::from(row.outcome != Outcome::Success));
-        add_name(&mut self.models, text(row.context.model.as_str()));
+        let model = row.context.model.as_str();
+        // A request that was refused for its body may have named none.
+        if !model.is_empty() {
+            add_name(&mut self.models, text(model));
+        }
         row.used.deployments.iter().for_each(|name| add_name(&mut self.deployments, text(name.as_str())));
         self.totals.add(&row.used.totals);
         let activity = Activity {
