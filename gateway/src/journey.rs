@@ -401,17 +401,7 @@ impl Journey<'_> {
         let failure = loop {
             let passed = match feed.next().await {
                 Ok(Some(passed)) => passed,
-                Ok(None) => match feed.at_eof().and_then(class_of) {
-                    Some(class) if !feed.has_output() && self.may_ask_others(flight, class) => {
-                        break Failure::refusal(flight, headers, all(&ready));
-                    }
-                    Some(class) if !feed.is_empty() => {
-                        return Ok(Answer::Stream { headers, feed, ready, ended: Some(class) });
-                    }
-                    Some(_) => break Failure::transport(Transport::Empty),
-                    None => break Failure::transport(Transport::Cut),
-                },
-                Err(_) => break Failure::transport(Transport::Cut),
+                Ok(None) | Err(_) => break Failure::transport(Transport::Cut),
             };
             match passed.frame {
                 // What is made in the background is accepted once it has an id, and may take long to say something.

@@ -36,6 +36,9 @@ const INTERRUPTED: &str = "the upstream's stream was interrupted";
 /// Events are joined in one write up to about this many bytes: a TCP segment on loopback.
 const TOGETHER_BYTES: usize = 16 << 10;
 
+/// At most so many bytes behind the last event are passed on.
+const REST_BYTES_MAX: usize = 16 << 10;
+
 /// Polls without anything new after which the events that wait go out: hyper polls a body twice in one turn of its
 /// connection, so the third follows a turn of the upstream's.
 const TURNS: u8 = 3;
@@ -49,8 +52,10 @@ pub struct Feed {
     observer: Observer,
     /// Keeps the usage chunk, which only Waybill asked for, from the client.
     hides_usage: bool,
-    /// Whether the event before was kept back.
-    hid: bool,
+    /// Whether a LF that comes alone is kept back: the event before was, or was given one already.
+    hides_rest: bool,
+    /// Whether the body ended within an event.
+    torn: bool,
     /// Whether any event has said something.
     spoke: bool,
     /// When bytes last came, whole events or not.
@@ -75,13 +80,15 @@ impl Feed {
     /// Reads `body`, which speaks the dialect of `endpoint`.
     pub fn new(endpoint: Endpoint, body: Incoming, hides_usage: bool) -> Self {
         let (decoder, observer) = (Some(Decoder::default()), Observer::new(endpoint));
-        Self { endpoint, body, decoder, observer, hides_usage, hid: false, spoke: false, last_read: Instant::now() }
+        let (hides_rest, torn, spoke) = (false, false, false);
+        Self { endpoint, body, decoder, observer, hides_usage, hides_rest, torn, spoke, last_read: Instant::now() }
     }
 
-    /// The next event; `Ok(None)` at the end of the stream, `Err` where the connection broke.
+    /// The next event, supplied where only the last one lacks; `Ok(None)` at the end of the stream, `Err` where the
+    /// connection broke.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Passed>, Cut>> {
         loop {
-            let Some(decoder) = &mut self.decoder else { return Poll::Ready(Ok(None)) };
+            let Some(decoder) = &mut self.decoder else { return Poll::Ready(Ok(self.supplied())) };
             match decoder.next() {
                 Some(Ok(event)) => return Poll::Ready(Ok(Some(self.understand(event)))),
                 Some(Err(_)) => return Poll::Ready(Err(Cut)),
@@ -96,17 +103,24 @@ impl Feed {
                 }
                 Some(Err(_)) => return Poll::Ready(Err(Cut)),
                 None => {
-                    let tail = self.decoder.take().and_then(Decoder::finish);
-                    return Poll::Ready(Ok(tail.map(|event| self.understand(event))));
+                    if let Some(tail) = self.decoder.take().and_then(Decoder::finish) {
+                        self.torn = true;
+                        return Poll::Ready(Ok(Some(self.understand(tail))));
+                    }
                 }
             }
         }
     }
 
-    /// Reads on to the end of the body and passes over what is there.
-    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while let Some(Ok(_)) = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {}
-        Poll::Ready(())
+    /// The last event of a stream that is whole and closed without it (PITFALLS E02), once. Behind a torn event it would
+    /// make one of that.
+    fn supplied(&mut self) -> Option<Passed> {
+        if !self.observer.lacks_done() {
+            return None;
+        }
+        let frame = self.observer.event(None, b"[DONE]");
+        let bytes = if self.torn { Bytes::new() } else { Bytes::from_static(b"data: [DONE]\n\n") };
+        Some(Passed { bytes, frame })
     }
 
     /// The next event, awaited.
@@ -154,12 +168,13 @@ impl Feed {
         };
         // An event that ends in CR LF is given out at its CR; a LF that comes alone belongs to the event before it.
         let is_rest = event.raw().as_ref() == b"\n";
-        self.hid = if is_rest { self.hid } else { self.hides_usage && matches!(frame, Frame::UsageOnly) };
+        self.hides_rest = if is_rest { self.hides_rest } else { self.hides_usage && matches!(frame, Frame::UsageOnly) };
         let raw = event.into_raw();
         let bytes = match frame {
-            _ if self.hid => Bytes::new(),
-            // Nothing is read after the last event, so the LF of its CR LF is not waited for.
+            _ if self.hides_rest => Bytes::new(),
+            // What ends the answer is not held back for the LF of its CR LF.
             Frame::Terminal(_) | Frame::Error(_) | Frame::Foreign(_) if raw.ends_with(b"\n\r") => {
+                self.hides_rest = true;
                 [&raw, &b"\n"[..]].concat().into()
             }
             _ => raw,
@@ -184,6 +199,8 @@ pub struct Relay {
     /// When the client last took something: a feed that nobody reads is not silent.
     last_taken: Instant,
     ended: bool,
+    /// How many bytes behind the last event may still go on; none behind a failure.
+    rest: usize,
     /// Whether the client's connection is to be broken off, too.
     broken: bool,
     /// The bytes that waited when the upstream's connection last handed something over, and the turns since then.
@@ -210,6 +227,7 @@ impl Relay {
             silence: Silence::of(idle_limit),
             last_taken: Instant::now(),
             ended: false,
+            rest: 0,
             broken: false,
             gathered: 0,
             turns: 0,
@@ -258,7 +276,7 @@ impl Relay {
         if self.seal.is_some() {
             return Poll::Pending;
         }
-        self.poll_rest(cx).map(|()| None)
+        self.poll_rest(cx).map(|bytes| bytes.map(Ok))
     }
 
     /// Waits for what the last event waits for.
@@ -289,22 +307,32 @@ impl Relay {
         Poll::Pending
     }
 
-    /// Gives the upstream a turn to end its body: what ends it usually waits right behind the last event, and only a
+    /// Gives the upstream some turns to end its body: what ends it usually waits right behind the last event, and only a
     /// connection that was read to there can be used again. One that goes on holding is not waited for (PITFALLS E03).
-    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.feed.poll_rest(cx).is_ready() { Poll::Ready(()) } else { self.poll_turns(cx) }
+    /// What comes in those turns goes on to the client, such as `[DONE]` behind `response.completed`, but for what would
+    /// make a failure of an answer that is whole.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            let Passed { bytes, frame } = match self.feed.poll_next(cx) {
+                Poll::Ready(Ok(Some(passed))) => passed,
+                Poll::Ready(Ok(None) | Err(Cut)) => return Poll::Ready(None),
+                Poll::Pending => return self.poll_turns(cx).map(|()| None),
+            };
+            let fails = matches!(frame, Frame::Error(_) | Frame::Foreign(_));
+            self.rest = if fails { 0 } else { self.rest.saturating_sub(bytes.len()) };
+            if self.rest > 0 && !bytes.is_empty() {
+                return Poll::Ready(Some(bytes));
+            }
+        }
     }
 
     fn take(&mut self, read: Result<Option<Passed>, Cut>) {
         self.last_taken = Instant::now();
         match read {
             Ok(Some(passed)) => self.pass(passed),
-            Ok(None) => match self.feed.at_eof().and_then(class_of) {
-                Some(class) => self.complete(class),
-                // What is asked for behind a response's last event is nothing.
-                None if self.flight.is_errand() && !self.feed.spoke => self.complete(Class::Success),
-                None => self.cut(Transport::Cut),
-            },
+            // What is asked for behind a response's last event is nothing.
+            Ok(None) if self.flight.is_errand() && !self.feed.spoke => self.complete(Class::Success),
+            Ok(None) => self.cut(Transport::Cut),
             Err(Cut) => self.cut(Transport::Cut),
         }
     }
@@ -336,7 +364,7 @@ impl Relay {
         self.flight.succeeded(class, self.feed.learnt(), 200);
         self.flight.flush();
         self.seal = self.flight.seal();
-        self.ended = true;
+        (self.ended, self.rest) = (true, REST_BYTES_MAX);
     }
 
     /// The same where the last event has been read already: it is the last of what waits.

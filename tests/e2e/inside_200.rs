@@ -14,7 +14,7 @@ use crate::dialect::{CHAT, DIALECTS, Dialect, MESSAGES, RESPONSES};
 use crate::fallbacks::{CHAINS, TEMPLATED, counts, served, since, under};
 use crate::follow::ready_when;
 use crate::log::facts_after;
-use crate::world::{KEY, World};
+use crate::world::{KEY, Plan, World};
 
 /// What a pool was asked and did, as the log tells: `class effect` of its first send.
 fn recorded(world: &World, answer: &Answer) -> String {
@@ -28,7 +28,8 @@ fn recorded(world: &World, answer: &Answer) -> String {
     format!("{:?} {}", first.class, effect(&first))
 }
 
-fn events(text: &str) -> Action {
+/// A stream of just these bytes.
+pub(crate) fn events(text: &str) -> Action {
     let headers = BTreeMap::from([("content-type".to_owned(), "text/event-stream".to_owned())]);
     Action::Status { status: 200, headers, body: json!(text) }
 }
@@ -325,4 +326,35 @@ async fn an_error_in_any_dialects_words_is_understood_in_a_stream() {
             }
         }
     }
+}
+
+/// B07: a response that its upstream gives no id is given out as it is, and nobody comes to own it: nothing is made of an
+/// empty id, which many could have.
+#[tokio::test]
+async fn a_response_without_an_id_is_owned_by_nobody() {
+    let mut world = World::start(Plan::of(&["a"])).await;
+    let client = world.client();
+    for stream in [false, true] {
+        let body = RESPONSES.body("Hello", stream);
+        let named = client.post(RESPONSES.path, &[], &body).await.text();
+        let id = named.split('"').find(|text| text.starts_with("resp_")).expect("the upstream names its response");
+        for nothing in ["null", "\"\""] {
+            let said = named.replace(&format!("\"{id}\""), nothing);
+            let does = if stream { events(&said) } else { object(said.clone().into()) };
+            world.upstreams[0].push(does);
+            let answer = client.post(RESPONSES.path, &[], &body).await;
+            assert_eq!((answer.status.as_u16(), answer.text()), (200, said));
+        }
+    }
+    let mut on = RESPONSES.body("And?", false);
+    on["previous_response_id"] = json!("");
+    let refused = client.post(RESPONSES.path, &[], &on).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json()["error"]["code"]),
+        (400, &json!("previous_response_not_found"))
+    );
+    assert_eq!(world.calls().len(), 6);
+    world.stop().await;
+    assert_eq!(world.table("select outcome, count(*) from usage_events group by 1"), ["refused|1", "success|6"]);
+    assert_eq!(world.table("select count(distinct response) from response_owners"), ["2"], "those that have an id");
 }

@@ -9,6 +9,7 @@ use waybill_simulator::{Action, Call, End, Running, Settings, Simulator, Step};
 
 use crate::client::{Answer, Client, read};
 use crate::dialect::{CHAT, DIALECTS, Dialect, MESSAGES, RESPONSES};
+use crate::inside_200::events;
 use crate::world::{Plan, World};
 
 /// Deadlines of a second and one send to a deployment.
@@ -121,8 +122,8 @@ async fn the_bytes_of_a_plain_answer_are_the_upstreams_own() {
     }
 }
 
-/// E02: a chat stream without its last event is whole where it said how it stopped; a stream whose protocol has an event
-/// for its end is not, and says so (E21).
+/// E02: a chat stream without its last event is whole where it said how it stopped, and is given that event once; a stream
+/// whose protocol has an event for its end is not, and says so (E21).
 #[tokio::test]
 async fn a_stream_without_its_last_event_ends_as_what_it_is() {
     let mut twins = Twins::start(SHORT).await;
@@ -131,7 +132,7 @@ async fn a_stream_without_its_last_event_ends_as_what_it_is() {
         let written = without_usage_chunk(&written.text(), "\n");
         assert_same(&answer.text()[..written.len()], &written, dialect.path);
         if dialect == CHAT {
-            assert_eq!(answer.text().len(), written.len());
+            assert_eq!(&answer.text()[written.len()..], "data: [DONE]\n\n");
         } else {
             interrupted(dialect, &answer.text());
         }
@@ -139,6 +140,51 @@ async fn a_stream_without_its_last_event_ends_as_what_it_is() {
     twins.world.stop().await;
     let outcomes = twins.world.table("select outcome from usage_events order by started");
     assert_eq!(outcomes, ["success", "interrupted", "interrupted"]);
+}
+
+/// E02: nothing is made of an event that was torn off behind the finish reason.
+#[tokio::test]
+async fn a_torn_event_stays_torn() {
+    let mut world = World::start(Plan::of(&["a"])).await;
+    let finish = json!({"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]});
+    let written = format!("data: {finish}\n\ndata: {{\"choices\":[],\"usa");
+    world.upstreams[0].push(events(&written));
+    let answer = world.client().post(CHAT.path, &[], &CHAT.body("Hello", true)).await;
+    assert_same(&answer.text(), &written, "torn");
+    world.stop().await;
+    assert_eq!(world.table("select outcome from usage_events"), ["success"]);
+}
+
+/// DESIGN 2: what comes with the last event passes, too, such as the `[DONE]` that many send behind any; but for an error,
+/// since the client has its whole answer.
+#[tokio::test]
+async fn what_comes_behind_the_last_event_passes() {
+    let mut world = World::start(Plan::of(&["a"])).await;
+    let client = world.client();
+    for dialect in DIALECTS {
+        let body = dialect.body("Hello", true);
+        for (line_end, does) in [("\n", &[][..]), ("\r\n", &[Action::Crlf])] {
+            world.upstreams[0].push(Step::new(does.to_vec()));
+            let whole = client.post(dialect.path, &[], &body).await.text();
+            let lines = |text: &str| text.replace('\n', line_end);
+            let (done, comment) = (lines("data: [DONE]\n\n"), lines(": bye\n\n"));
+            let error = lines("event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"late\"}}\n\n");
+            let cases = [
+                (format!("{done}{comment}data: torn"), format!("{done}{comment}data: torn")),
+                (format!("{comment}{error}{done}"), comment),
+                (error, String::new()),
+            ];
+            for (behind, passes) in cases {
+                let what = format!("{} {behind:?}", dialect.path);
+                world.upstreams[0].push(events(&format!("{whole}{behind}")));
+                let answer = client.post(dialect.path, &[], &body).await;
+                assert!(answer.whole, "{what}");
+                assert_same(&answer.text(), &format!("{whole}{passes}"), &what);
+            }
+        }
+    }
+    world.stop().await;
+    assert_eq!(world.table("select distinct outcome from usage_events"), ["success"]);
 }
 
 /// The tokens of a row as the upstream counted them: input, cached and written inclusive, and output.

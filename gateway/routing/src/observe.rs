@@ -172,6 +172,11 @@ impl Observer {
         }
     }
 
+    /// Whether the stream is whole without its last event, Chat's `[DONE]`, which has not come.
+    pub fn lacks_done(&self) -> bool {
+        self.kind == Kind::Chat && !self.ended && self.finish.is_some()
+    }
+
     /// Whether a stream that ended without an error held nothing: no output, no tokens of output, and no reason for it.
     pub fn is_empty(&self) -> bool {
         let excused = self.finish.is_some_and(Terminal::excuses);
