@@ -88,7 +88,8 @@ impl Marks<'_> {
         let request = HeaderValue::from_str(self.request).ok();
         set(request_id_header(self.endpoint), request.clone());
         set("x-waybill-request-id", request);
-        set("x-session-id", HeaderValue::from_str(self.session).ok());
+        // A session may be named beyond ASCII, which `from_str` refuses.
+        set("x-session-id", HeaderValue::from_bytes(self.session.as_bytes()).ok());
         set("x-waybill-attempts", Some(HeaderValue::from(self.attempts)));
         set("x-waybill-fallback", Some(HeaderValue::from_static(if self.fallback { "true" } else { "false" })));
         set("x-waybill-deployment", self.deployment.and_then(|name| HeaderValue::from_str(name).ok()));

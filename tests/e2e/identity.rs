@@ -77,6 +77,24 @@ async fn callers_never_share_a_session() {
     assert_eq!(rows, ["other|5", "tester|4"]);
 }
 
+/// S3.4, H12: a session is named on the reply as the client spelled it, beyond ASCII too.
+#[tokio::test]
+async fn a_session_is_named_as_it_was_spelled() {
+    let world = World::start(Plan::of(&["a"])).await;
+    for dialect in DIALECTS {
+        for id in ["größe", "会话-1", "line\u{2028}separator"] {
+            let mut body = dialect.body("Hello", true);
+            let by_header = world.client().post(dialect.path, &[("x-session-id", id)], &body).await;
+            body["session_id"] = json!(id);
+            let by_body = world.client().post(dialect.path, &[], &body).await;
+            for answer in [by_header, by_body] {
+                let named = answer.headers.get("x-session-id").map(|value| value.as_bytes());
+                assert_eq!((answer.status.as_u16(), named), (200, Some(id.as_bytes())), "{id} {}", dialect.path);
+            }
+        }
+    }
+}
+
 /// CLIENTS 3: vendors' headers name a session where they are known, and nothing where they are off.
 #[tokio::test]
 async fn vendors_headers_count_where_they_are_known() {
