@@ -412,10 +412,10 @@ fn settings_that_change_nothing_yet_are_named() {
         good(text, variables).warnings.into_iter().map(|warning| (warning.line, warning.field)).collect()
     };
     let expected = [
-        (22, "health.breaker"),
-        (23, "health.auto_disable_failures"),
-        (24, "health.probe"),
-        (25, "stable_first.enabled"),
+        (36, "health.breaker"),
+        (37, "health.auto_disable_failures"),
+        (38, "health.probe"),
+        (39, "stable_first.enabled"),
     ];
     assert_eq!(warned(EXAMPLE, &[]), expected.map(|(line, field)| (line, field.to_owned())));
     let off = "routing: { latency_aware: false, error_aware: no }\nstable_first: { enabled: off }\n";
@@ -722,6 +722,17 @@ fn the_schema_has_the_defaults_that_hold() {
     }
     let text = text.to_string().replace(",\"qqqqqqqqqqqqqqqqqqqqqqqqqqqq\":null", "");
     assert_eq!(Config { warnings: vec![], ..good(&text, &[]) }, good(MINIMAL, &[]));
+}
+
+#[test]
+fn the_example_shows_every_field_of_the_schema() {
+    let schema: Value = serde_json::from_str(SCHEMA).expect("the schema is JSON");
+    let mut described = Vec::new();
+    known_fields(&schema, &mut described);
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let shown: Vec<&str> = EXAMPLE.split(':').filter_map(|before| before.rsplit(|c| !is_part(c)).next()).collect();
+    let missing: Vec<String> = described.concat().into_iter().filter(|name| !shown.contains(&&**name)).collect();
+    assert!(missing.is_empty(), "deploy/examples/waybill.yaml lacks {missing:?}");
 }
 
 /// A piece of text that might stand anywhere in a file.

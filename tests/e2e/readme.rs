@@ -86,6 +86,7 @@ fn stream(body: &str) -> (Vec<&str>, String) {
     (names, data.join("\n"))
 }
 
+/// Each line as it stands, and in the other form: the README says how `"stream":true` makes one of the other.
 #[tokio::test]
 async fn the_curl_lines_of_the_readme_are_answered() {
     let curl = Command::new("curl").arg("--version").output().await;
@@ -98,18 +99,32 @@ async fn the_curl_lines_of_the_readme_are_answered() {
     let (head, body) = answer.split_once("\r\n\r\n").expect("the first line asks for the head");
     let head = head.to_ascii_lowercase();
     assert!(head.contains("x-waybill-deployment: ") && head.contains("x-session-id: "), "{head}");
-    let text = &facts(body)[0]["choices"][0]["message"]["content"];
-    assert!(text.as_str().is_some_and(|text| !text.is_empty()), "{body}");
+    says_something(body, "/choices/0/message/content");
+    let streamed = demo.answer(&chat.replace("{\"model\"", "{\"stream\":true,\"model\"")).await;
+    let (_, body) = streamed.split_once("\r\n\r\n").expect("the first line asks for the head");
+    let (_, data) = stream(body);
+    let chunks = data.strip_suffix("\n[DONE]").expect("the stream has its end");
+    assert!(facts(chunks).len() > 1, "{body}");
 
+    let whole = |line: &str| line.replace(",\"stream\":true", "");
     let answer = demo.answer(responses).await;
     let (names, data) = stream(&answer);
     assert_eq!((names.first(), names.last()), (Some(&"response.created"), Some(&"response.completed")));
     assert_eq!(facts(&data).len(), names.len());
+    says_something(&demo.answer(&whole(responses)).await, "/output/0/content/0/text");
 
     let answer = demo.answer(messages).await;
     let (names, data) = stream(&answer);
     assert_eq!((names.first(), names.last()), (Some(&"message_start"), Some(&"message_stop")));
     assert_eq!(facts(&data).len(), names.len());
+    says_something(&demo.answer(&whole(messages)).await, "/content/0/text");
+}
+
+/// Checks that the answer is one JSON object with a text at `pointer`.
+#[track_caller]
+fn says_something(body: &str, pointer: &str) {
+    let answer = &facts(body)[0];
+    assert!(answer.pointer(pointer).and_then(|text| text.as_str()).is_some_and(|text| !text.is_empty()), "{body}");
 }
 
 #[tokio::test]
