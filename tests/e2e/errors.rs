@@ -234,6 +234,32 @@ async fn a_session_that_is_none_is_refused_in_every_dialect() {
     assert_eq!(world.upstreams[0].calls().len(), served);
 }
 
+/// S3.2, A19: so is a cache key that is none, and a conversation: neither ever becomes a session that others share.
+#[tokio::test]
+async fn a_cache_key_or_conversation_that_is_none_is_refused_in_the_dialect() {
+    let world = World::start(Plan::of(&["a"])).await;
+    let client = world.client();
+    let long = "x".repeat(257);
+    let ids = [json!("   "), json!(" abc "), json!(""), json!("a\nb"), json!(long), json!(7), json!(["a"])];
+    for dialect in DIALECTS {
+        let mut bodies: Vec<(&str, Value)> = ids.iter().map(|id| ("prompt_cache_key", id.clone())).collect();
+        if dialect == RESPONSES {
+            bodies.extend(ids.iter().map(|id| ("conversation", id.clone())));
+            bodies.extend(ids.iter().map(|id| ("conversation", json!({ "id": id }))));
+        }
+        for (field, id) in bodies {
+            let mut body = dialect.body("Hello", true);
+            body[field] = id;
+            let answer = client.post(dialect.path, &[], &body).await;
+            check(dialect, &answer, 400, "invalid_session_id", true, &format!("{} {body}", dialect.path));
+            if !dialect.is_anthropic() {
+                assert_eq!(answer.json()["error"]["param"], field);
+            }
+        }
+    }
+    assert_eq!(world.upstreams[0].calls().len(), 0);
+}
+
 /// S3.3: a parent that nobody here is known to own is refused, never guessed past, with or without a session.
 #[tokio::test]
 async fn an_unknown_parent_is_refused() {

@@ -41,6 +41,43 @@ async fn a_packed_body_reaches_the_upstream_plain() {
     assert_eq!(world.upstreams[0].calls().len(), 3);
 }
 
+/// G05: a body that comes in chunks, whatever length its head names beside them, reaches every upstream whole and framed
+/// once, under the name that each knows the model by.
+#[tokio::test]
+async fn a_body_in_chunks_reaches_every_upstream_framed_once() {
+    let names = ["g", "gpt-of-another-name"];
+    let members = [1, 2].map(|tier| format!("priority: {tier}, upstream_model: {}", names[tier - 1])).to_vec();
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
+    let world = World::start(Plan { members, ..Plan::of(&["a", "b"]) }.settings(settings)).await;
+    for length in ["", "content-length: 3\r\n"] {
+        world.upstreams[0].push(Action::status(503));
+        let body = CHAT.body("Hello", false).to_string();
+        let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+        let (one, other) = body.split_at(20);
+        let request = format!(
+            "POST {} HTTP/1.1\r\nhost: a\r\nx-api-key: {KEY}\r\nconnection: close\r\n{length}transfer-encoding: chunked\r\n\r\n{}{}{}",
+            CHAT.path,
+            chunk(one),
+            chunk(other),
+            chunk("")
+        );
+        let mut connection = TcpStream::connect(world.addr()).await.expect("the gateway accepts");
+        connection.write_all(request.as_bytes()).await.expect("a request can be sent");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.expect("the gateway answers and closes");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        for (upstream, name) in world.upstreams.iter().zip(names) {
+            let call = upstream.calls().pop().expect("both were called");
+            let expected = body.replace("\"gpt\"", &format!("\"{name}\""));
+            assert_eq!(String::from_utf8_lossy(&call.body), expected);
+            let framing =
+                call.headers.iter().filter(|(name, _)| ["content-length", "transfer-encoding"].contains(&&**name));
+            let framing: Vec<_> = framing.cloned().collect();
+            assert_eq!(framing, [("content-length".to_owned(), expected.len().to_string())]);
+        }
+    }
+}
+
 /// A body that stops coming is given up: the client is told, and no connection waits for it for ever.
 #[tokio::test]
 async fn a_body_that_stops_coming_is_refused() {

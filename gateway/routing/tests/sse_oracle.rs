@@ -7,27 +7,18 @@ use futures_util::{FutureExt, StreamExt, stream};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sse_stream::SseByteStream;
-use waybill_routing::sse::Decoder;
+
+#[path = "../fuzz/decoder.rs"]
+mod decoder;
 
 /// Name and data of each event that has data.
 type Meaning = Vec<(Option<String>, String)>;
 
 fn ours(chunks: &[Bytes]) -> Meaning {
-    let (mut decoder, mut raw, mut events) = (Decoder::default(), Vec::new(), Meaning::new());
-    for chunk in chunks {
-        decoder.push(chunk.clone());
-        for event in decoder.by_ref() {
-            let event = event.expect("the events are short");
-            raw.extend_from_slice(event.raw());
-            if let Some(data) = event.data() {
-                let data = String::from_utf8(data.to_vec()).expect("the streams are UTF-8");
-                events.push((event.name().map(str::to_owned), data));
-            }
-        }
-    }
-    raw.extend(decoder.finish().map(|tail| tail.into_raw()).unwrap_or_default());
+    let (raw, events) = decoder::read(chunks.iter().map(|chunk| &chunk[..]));
     assert_eq!(raw, chunks.concat(), "the bytes that came out are not those that went in");
-    events
+    let text = |data| String::from_utf8(data).expect("the streams are UTF-8");
+    events.into_iter().map(|(name, data)| (name, text(data))).collect()
 }
 
 fn theirs(chunks: &[Bytes]) -> Meaning {
@@ -65,6 +56,14 @@ proptest! {
         prop_assert_eq!(ours(&chunks), theirs(&chunks));
         let bytes: Vec<_> = (0..stream.len()).collect();
         prop_assert_eq!(ours(&cut(&stream, &bytes)), theirs(&chunks));
+    }
+
+    #[test]
+    fn any_bytes_are_read_alike_in_any_chunks(
+        size in any::<u8>(),
+        pieces in vec(prop_oneof![any::<u8>(), prop::sample::select(b"\n\r:data event".to_vec())], 0..200),
+    ) {
+        decoder::check(&[vec![size], pieces].concat());
     }
 }
 

@@ -1,34 +1,8 @@
-//! Any bytes in any chunks: the decoder loses no byte and reads what it reads of the whole in one chunk.
+//! The SSE decoder under the fuzzer.
 
 #![no_main]
 
-use bytes::Bytes;
-use libfuzzer_sys::fuzz_target;
-use waybill_routing::sse::Decoder;
+#[path = "../decoder.rs"]
+mod decoder;
 
-/// All raw bytes that came out, and name and data of each event that has data.
-type Read = (Vec<u8>, Vec<(Option<String>, Vec<u8>)>);
-
-fn read<'a>(chunks: impl Iterator<Item = &'a [u8]>) -> Read {
-    let (mut decoder, mut raw, mut events) = (Decoder::default(), Vec::new(), Vec::new());
-    for chunk in chunks {
-        decoder.push(Bytes::copy_from_slice(chunk));
-        for event in decoder.by_ref() {
-            let event = event.expect("inputs are shorter than the bound");
-            raw.extend_from_slice(event.raw());
-            if let Some(data) = event.data() {
-                events.push((event.name().map(str::to_owned), data.to_vec()));
-            }
-        }
-    }
-    raw.extend(decoder.finish().map(|tail| tail.into_raw()).unwrap_or_default());
-    (raw, events)
-}
-
-// The first byte is the size of the chunks less one.
-fuzz_target!(|input: &[u8]| {
-    let Some((size, stream)) = input.split_first() else { return };
-    let (raw, events) = read(stream.chunks(usize::from(*size) + 1));
-    assert_eq!(raw, stream);
-    assert_eq!(events, read([stream].into_iter()).1);
-});
+libfuzzer_sys::fuzz_target!(|input: &[u8]| decoder::check(input));
