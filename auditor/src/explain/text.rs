@@ -45,7 +45,7 @@ impl Display for Explanation {
 fn asked(f: &mut Formatter<'_>, context: &Context, inferred: bool) -> fmt::Result {
     let Context { scope, key, group, model, endpoint, session, source, signal, .. } = context;
     let stream = if context.stream { ", streamed" } else { "" };
-    let model = if model.as_str().is_empty() { "that could not be read" } else { model.as_str() };
+    let model = if model.as_str().is_empty() { "(none named)" } else { model.as_str() };
     writeln!(f, "  scope {scope}, key {key}, group {group}, model {model}, {}{stream}", Word(endpoint))?;
     let inferred = if inferred { ", inferred" } else { "" };
     writeln!(f, "  session {session} ({}{inferred}) from {signal}", Word(source))?;
