@@ -19,8 +19,8 @@ const DAY_MS: i64 = 86_400_000;
 /// What each key has used since the month began.
 #[derive(Debug, Default)]
 pub struct Spending {
-    /// How far rows were read, and the generation they were read from: by the frames in which their requests ended in
-    /// Postgres, by their own order in the embedded store.
+    /// How far rows were read, and the generation they were read from: by the frames that wrote them in Postgres, by
+    /// their own order in the embedded store.
     after: (i64, i32),
     days: BTreeMap<(KeyId, i64), Used>,
 }

@@ -14,10 +14,9 @@ CREATE TABLE frames (
 );
 
 -- One row a request that got as far as a session. `seq_first` and `seq_last` bound the frames that hold its facts.
--- An abandoned request has no latency, and its `ended` is the last sign of it. Rows lie in the order in which they
--- were written: a new one costs no search for its place, and what keys spend is summed up from where it ended last.
+-- An abandoned request has no latency, and its `ended` is the last sign of it.
 CREATE TABLE usage_events (
-    request_id     TEXT NOT NULL PRIMARY KEY,
+    request_id     TEXT PRIMARY KEY,
     started        INTEGER NOT NULL,
     ended          INTEGER NOT NULL,
     scope          TEXT NOT NULL,
@@ -41,7 +40,7 @@ CREATE TABLE usage_events (
     latency_ms     INTEGER,
     seq_first      INTEGER NOT NULL,
     seq_last       INTEGER NOT NULL
-);
+) WITHOUT ROWID;
 
 -- A session's rounds, and a scope's sessions by latest activity.
 CREATE INDEX usage_events_session ON usage_events (scope, session_id, ended);

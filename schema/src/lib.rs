@@ -16,4 +16,4 @@ pub mod redis;
 /// The version of the folds: a checkpoint written under another one is not continued but rebuilt.
 ///
 /// Raise it whenever the same log would fold to another state or to other rows.
-pub const FOLD_VERSION: u32 = 3;
+pub const FOLD_VERSION: u32 = 4;

@@ -1,10 +1,15 @@
 //! Store layouts: migrations in order, as refinery names them, (name, SQL).
+//!
+//! A migration is never edited once it is on main: a store that has run it holds its checksum and would not open again.
+//! Another layout is another migration (`schema/tests/migrations.rs`).
 
 /// The migrations of the embedded store's file.
 pub const SQLITE_MIGRATIONS: &[(&str, &str)] = &[
     ("V1__log_and_usage", include_str!("../migrations/V1__log_and_usage.sql")),
     ("V2__sessions", include_str!("../migrations/V2__sessions.sql")),
     ("V3__response_owners", include_str!("../migrations/V3__response_owners.sql")),
+    ("V4__spending", include_str!("../migrations/V4__spending.sql")),
+    ("V5__usage_as_it_comes", include_str!("../migrations/V5__usage_as_it_comes.sql")),
 ];
 
 /// The migrations of the Postgres schema [`POSTGRES_SCHEMA`].
@@ -17,6 +22,7 @@ pub const GENERATION_MIGRATIONS: &[(&str, &str)] = &[
     ("V2__sessions", include_str!("../migrations/generation/V2__sessions.sql")),
     ("V3__owner_key", include_str!("../migrations/generation/V3__owner_key.sql")),
     ("V4__spending", include_str!("../migrations/generation/V4__spending.sql")),
+    ("V5__written", include_str!("../migrations/generation/V5__written.sql")),
 ];
 
 /// The Postgres schema that people and programs read: the list of generations, and views of the live one.

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
+use refinery::{Migration, Runner};
 use waybill_events::log::{AppendError, Log, Seq};
 use waybill_events::sqlite::SqliteLog;
 use waybill_schema::frame::{Frame, Link};
+use waybill_schema::store::SQLITE_MIGRATIONS;
 use waybill_schema::time::Time;
 
 use super::conformance::SENT;
@@ -22,6 +24,41 @@ super::conformance::suite!(conforms, {
 
 fn frame(link: Link, number: u64) -> Frame {
     Frame::seal("gw-a".into(), 1, link, number, 1, line(number, "x").as_bytes())
+}
+
+/// A file that an earlier program left, whichever of its layouts: the log is the only one there is.
+#[test]
+fn a_file_of_an_earlier_layout_opens_with_all_it_holds_and_goes_on() {
+    for n in 1..=SQLITE_MIGRATIONS.len() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log.sqlite");
+        let first = frame(Link::start(), 1);
+        {
+            let mut earlier = rusqlite::Connection::open(&path).unwrap();
+            let migrations = SQLITE_MIGRATIONS[..n].iter().map(|(name, sql)| Migration::unapplied(name, sql).unwrap());
+            Runner::new(&migrations.collect::<Vec<_>>()).run(&mut earlier).unwrap();
+            let row = "INSERT INTO frames (writer, epoch, frame, first, last, sum, sent, stored, body)
+                       VALUES ('gw-a', 1, 1, 1, 1, ?1, 5, 5, ?2)";
+            earlier.execute(row, (&first.header.sum, &first.bytes)).unwrap();
+            for (request, seq) in [("a", 9), ("b", 7), ("c", 8)] {
+                let row = "INSERT INTO usage_events VALUES (?1, 1, 2, 's', 'k', 'g', 'm', 'chat', 0, 's', 'explicit',
+                           'x', NULL, 0, 0, 'success', NULL, NULL, 200, 1, 'd', 1, ?2, ?2)";
+                earlier.execute(row, (request, seq)).unwrap();
+            }
+        }
+        for _ in 0..2 {
+            let mut log = open(dir.path());
+            assert_eq!(log.read(Seq::START, 1).unwrap()[0].bytes, first.bytes, "layout {n}");
+            let sql = "SELECT group_concat(request_id || seq_last) FROM (SELECT * FROM usage_events ORDER BY rowid)";
+            let rows: String = log.connection().query_row(sql, [], |row| row.get(0)).unwrap();
+            let laid = if n == SQLITE_MIGRATIONS.len() { "a9,b7,c8" } else { "b7,c8,a9" };
+            assert_eq!(rows, laid, "layout {n}");
+            let head = log.head().unwrap();
+            let last = log.last(&"gw-a".into()).unwrap().unwrap();
+            let next = frame(Link::after(&last.header), last.header.last() + 1);
+            assert_eq!(log.append(&[next], Some(head), Time(6)).unwrap()[0].seq, Seq(head.0 + 1));
+        }
+    }
 }
 
 #[test]

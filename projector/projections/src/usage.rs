@@ -60,6 +60,9 @@ pub struct UsageEvent {
     pub seq_first: u64,
     /// The log position of its last fact.
     pub seq_last: u64,
+    /// The log position of the fact that completed this row: for an abandoned request, of the one that told its writer's
+    /// end.
+    pub seq_written: u64,
     /// What its sends used: those whose rows came before this one.
     pub used: Used,
 }
@@ -145,7 +148,7 @@ impl UsageFold {
     /// `rows`.
     pub fn apply(&mut self, fact: &Fact, seq: u64, rows: &mut Vec<Row>) {
         let seen = Seen { at: fact.at, seq };
-        let writer = self.writer(&fact.revision, rows);
+        let writer = self.writer(&fact.revision, seq, rows);
         let known = match &fact.event {
             Event::Selection(selection) => writer.select(selection, seen),
             Event::Attempt(attempt) => writer.end_send(attempt, seen, rows),
@@ -153,7 +156,7 @@ impl UsageFold {
             Event::Preference(preference) => writer.note(&preference.request, seen),
             Event::Ownership(ownership) => writer.note(&ownership.request, seen),
             Event::Vanished(vanished) => {
-                self.vanish(vanished, rows);
+                self.vanish(vanished, seq, rows);
                 true
             }
             Event::Started(_)
@@ -224,23 +227,23 @@ impl UsageFold {
     }
 
     /// The writer of a fact, after whatever it had under way in an earlier epoch was abandoned.
-    fn writer(&mut self, revision: &Revision, rows: &mut Vec<Row>) -> &mut Writer {
+    fn writer(&mut self, revision: &Revision, seq: u64, rows: &mut Vec<Row>) -> &mut Writer {
         if !self.writers.contains_key(&revision.writer) {
             self.writers.insert(revision.writer.clone(), Writer::default());
         }
         let writer = self.writers.get_mut(&revision.writer).expect("the writer was put in where it was missing");
         if writer.epoch < revision.epoch {
-            writer.abandon(rows);
+            writer.abandon(seq, rows);
             writer.epoch = revision.epoch;
             writer.vanished = false;
         }
         writer
     }
 
-    fn vanish(&mut self, vanished: &Vanished, rows: &mut Vec<Row>) {
+    fn vanish(&mut self, vanished: &Vanished, seq: u64, rows: &mut Vec<Row>) {
         let writer = self.writers.get_mut(&vanished.writer).filter(|writer| writer.epoch == vanished.epoch);
         if let Some(writer) = writer {
-            writer.abandon(rows);
+            writer.abandon(seq, rows);
             writer.vanished = true;
         }
     }
@@ -382,14 +385,14 @@ impl Writer {
         known
     }
 
-    fn abandon(&mut self, rows: &mut Vec<Row>) {
+    fn abandon(&mut self, seq: u64, rows: &mut Vec<Row>) {
         for (request, mut open) in std::mem::take(&mut self.open) {
             let gone = self.abandoned.entry(request.clone()).or_default();
             gone.sends.extend(open.sends.iter().map(|send| send.attempt));
             open.abandon_sends(&request, rows);
             if let Some(context) = open.context.take() {
                 gone.context = Some(context.clone());
-                rows.push(open.abandoned(request, context));
+                rows.push(open.abandoned(request, context, seq));
             }
         }
         while self.abandoned.len() > ABANDONED_MAX {
@@ -446,7 +449,7 @@ impl Open {
         Row::Attempt(Box::new(UsageAttempt { late_for, ..row }))
     }
 
-    fn abandoned(self, request: RequestId, context: Arc<Context>) -> Row {
+    fn abandoned(self, request: RequestId, context: Arc<Context>, seq_written: u64) -> Row {
         Row::Event(Box::new(UsageEvent {
             request,
             started: self.first.at,
@@ -463,6 +466,7 @@ impl Open {
             latency_ms: None,
             seq_first: self.first.seq,
             seq_last: self.last.seq,
+            seq_written,
             used: self.used,
         }))
     }
@@ -535,6 +539,7 @@ fn closed(request: &Request, context: Arc<Context>, open: Option<Open>, seen: Se
         latency_ms: Some(request.latency_ms),
         seq_first,
         seq_last: seen.seq,
+        seq_written: seen.seq,
         used: open.map(|open| open.used).unwrap_or_default(),
     }))
 }
@@ -566,7 +571,7 @@ mod tests {
     fn in_text(row: &Row) -> String {
         match row {
             Row::Event(row) => format!(
-                "{} {}-{} {:?} {:?} hit={} fallback={} n={} at={:?} {:?}ms seq={}-{}",
+                "{} {}-{} {:?} {:?} hit={} fallback={} n={} at={:?} {:?}ms seq={}-{}@{}",
                 row.request,
                 row.started.0,
                 row.ended.0,
@@ -579,6 +584,7 @@ mod tests {
                 row.latency_ms,
                 row.seq_first,
                 row.seq_last,
+                row.seq_written,
             ),
             Row::Attempt(row) => format!(
                 "{}/{} {}-{:?} {} {:?} {:?} {:?} in={:?} nano={:?}",
@@ -613,7 +619,7 @@ mod tests {
             r#"
             r/1 2000-Some(2050) main/gpt/a Some(Affinity) Upstream5xx Some(502) in=None nano=None
             r/2 2051-Some(2101) main/gpt/a Some(Next) Success Some(200) in=Some(100) nano=Some(7)
-            r 2032-2102 Success None hit=true fallback=false n=2 at=Some("b") Some(70)ms seq=2-6
+            r 2032-2102 Success None hit=true fallback=false n=2 at=Some("b") Some(70)ms seq=2-6@6
             "#,
         );
         assert_eq!((fold.n_open(), fold.orphans()), (0, 0));
@@ -637,7 +643,7 @@ mod tests {
             r#"
             r/1 2000-Some(2050) main/gpt/a Some(Affinity) Timeout Some(502) in=None nano=None
             r/2 2060-None main/gpt/b Some(Next) Abandoned None in=None nano=None
-            r 2000-2060 Abandoned Some(Abandoned) hit=true fallback=false n=2 at=Some("b") Nonems seq=3-5
+            r 2000-2060 Abandoned Some(Abandoned) hit=true fallback=false n=2 at=Some("b") Nonems seq=3-5@7
             "#,
         );
         assert_eq!(fold.n_open(), 1);
@@ -660,7 +666,7 @@ mod tests {
             &facts,
             r#"
             r/1 2000-None main/gpt/a Some(Affinity) Abandoned None in=None nano=None
-            r 2000-2000 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-2
+            r 2000-2000 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-2@4
             "#,
         );
         assert_eq!(fold.orphans(), 2);
@@ -684,10 +690,10 @@ mod tests {
             &facts,
             r#"
             r/1 2000-None main/gpt/a Some(Affinity) Abandoned None in=None nano=None
-            r 2000-2000 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-2
+            r 2000-2000 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-2@3
             r/2 2060-Some(2090) main/gpt/a Some(Next) Success Some(200) in=Some(100) nano=Some(7)
             q/1 3000-Some(3050) main/gpt/a Some(Affinity) Success Some(200) in=Some(100) nano=Some(7)
-            q 2981-3051 Success None hit=true fallback=false n=1 at=Some("a") Some(70)ms seq=9-11
+            q 2981-3051 Success None hit=true fallback=false n=1 at=Some("a") Some(70)ms seq=9-11@11
             "#,
         );
         assert_eq!((fold.n_open(), fold.orphans()), (0, 2));
@@ -699,7 +705,7 @@ mod tests {
         let mut facts = vec![gw.starts(1000), gw.ends(2000, "r", Outcome::Refused, Class::CallerError, 0)];
         let Event::Request(request) = &mut facts[1].event else { panic!("the second fact ends a request") };
         (request.context, request.class) = (Some(context()), None);
-        check(&facts, r#"r 1930-2000 Refused None hit=false fallback=false n=0 at=None Some(70)ms seq=2-2"#);
+        check(&facts, r#"r 1930-2000 Refused None hit=false fallback=false n=0 at=None Some(70)ms seq=2-2@2"#);
     }
 
     #[test]
@@ -726,7 +732,7 @@ mod tests {
             &facts,
             r#"
             r/1 2000-None main/gpt/a Some(Affinity) Abandoned None in=None nano=None
-            r 2000-2070 Cancelled Some(Cancelled) hit=true fallback=false n=1 at=Some("a") Some(70)ms seq=2-3
+            r 2000-2070 Cancelled Some(Cancelled) hit=true fallback=false n=1 at=Some("a") Some(70)ms seq=2-3@3
             "#,
         );
     }
@@ -770,7 +776,7 @@ mod tests {
             &facts,
             r#"
             r/1 2000-None main/gpt/a Some(Affinity) Abandoned None in=None nano=None
-            r 2000-2002 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-4
+            r 2000-2002 Abandoned Some(Abandoned) hit=true fallback=false n=1 at=Some("a") Nonems seq=2-4@5
             "#,
         );
     }

@@ -65,7 +65,7 @@ pub(super) static USAGE_EVENTS: Table = Table {
         request_id TEXT, started TIMESTAMPTZ, ended TIMESTAMPTZ, scope TEXT, key_id TEXT, group_id TEXT, model TEXT,
         endpoint TEXT, stream BOOL, session_id TEXT, session_source TEXT, signal TEXT, sticky_type TEXT,
         sticky_hit BOOL, fallback BOOL, outcome TEXT, error_class TEXT, code TEXT, status INT4, attempts INT4,
-        deployment TEXT, latency_ms INT8, seq_first INT8, seq_last INT8,
+        deployment TEXT, latency_ms INT8, seq_first INT8, seq_last INT8, seq_written INT8,
     ],
 };
 
@@ -196,6 +196,7 @@ fn event(row: &UsageEvent) -> Vec<Cell<'_>> {
         maybe(row.latency_ms, number),
         number(row.seq_first),
         number(row.seq_last),
+        number(row.seq_written),
     ]
 }
 

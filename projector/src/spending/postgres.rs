@@ -76,7 +76,7 @@ async fn read(reader: &mut Reader, spending: &mut Spending, now: Time) -> Result
         "SELECT e.key_id, floor(extract(epoch FROM e.ended) / 86400)::bigint,
                 sum(coalesce(a.input, 0) + coalesce(a.output, 0))::bigint, sum(coalesce(a.cost_nano, 0))::bigint
          FROM {POSTGRES_SCHEMA}.usage_events e JOIN {POSTGRES_SCHEMA}.usage_attempts a USING (request_id)
-         WHERE e.seq_last > $1 AND e.seq_last <= $2
+         WHERE e.seq_written > $1 AND e.seq_written <= $2
            AND e.started >= to_timestamp($3::bigint) AND a.started >= to_timestamp($3::bigint)
            AND e.ended >= to_timestamp($4::bigint)
          GROUP BY 1, 2"

@@ -1,12 +1,15 @@
 //! What is in the rows.
 
 use waybill_projections::story::{self, Teller};
+use waybill_projector::spending::PostgresSpending;
 use waybill_schema::FOLD_VERSION;
+use waybill_schema::catalogue::terms::Period;
 use waybill_schema::catalogue::{Group, Row, Status};
 use waybill_schema::event::{
     Act, Batch, Class, Endpoint, Event, Fact, Models, ModelsState, Op, Operator, Outcome, Ownedness, Ownership,
     SessionSource, Stored,
 };
+use waybill_schema::time::Time;
 
 use crate::world::{NIGHT, World, catch_up, requests, same};
 
@@ -45,6 +48,42 @@ fn a_request_that_failed_over_is_one_row_and_each_send_is_one() {
     assert_eq!(database.rows(counts), ["2 1 0"]);
     let checkpoint = format!("3 {FOLD_VERSION}");
     assert_eq!(database.rows("SELECT seq, fold_version FROM waybill.checkpoints"), [checkpoint]);
+}
+
+/// The row of an abandoned request is written when its writer's end is known, long after others that came later; what it
+/// spent counts.
+#[test]
+fn a_row_that_comes_late_counts() {
+    let mut world = World::new();
+    let (mut gw, mut other) = (Teller::new("gw"), Teller::new("other"));
+    let at = NIGHT + 1000;
+    let mut projector = world.projector();
+    let mut spending = PostgresSpending::new(&world.url).expect("the address is one");
+    let mut spent = |world: &mut World, teller: &mut Teller, facts: &[Fact]| {
+        world.tell(teller, facts);
+        catch_up(&mut projector);
+        let spending = spending.read(Time(at)).expect("postgres answers");
+        let used =
+            spending.of(Period::Month, Time(at)).map(|(key, used)| (key.to_string(), used.tokens, used.cost_nano));
+        used.collect::<Vec<_>>()
+    };
+    let acme = |tokens, cost_nano| vec![("acme".to_owned(), tokens, cost_nano)];
+    // Each send takes 100 tokens and gives 20, for 7 nano-USD.
+    let begun = [gw.starts(at), gw.selects(at, "late", 1, "a"), gw.ends_send(at, "late", 1, Class::Success)];
+    assert_eq!(spent(&mut world, &mut gw, &begun), []);
+    let whole = |teller: &mut Teller, id: &str| {
+        let success = Outcome::Success;
+        let send = [teller.selects(at, id, 1, "a"), teller.ends_send(at, id, 1, Class::Success)];
+        [&send[..], &[teller.ends(at, id, success, Class::Success, 1)]].concat()
+    };
+    let first = [vec![other.starts(at)], whole(&mut other, "q1")].concat();
+    assert_eq!(spent(&mut world, &mut other, &first), acme(120, 7));
+    let again = [gw.starts(at + 1)];
+    assert_eq!(spent(&mut world, &mut gw, &again), acme(240, 14));
+    let second = whole(&mut other, "q2");
+    assert_eq!(spent(&mut world, &mut other, &second), acme(360, 21));
+    let sql = "SELECT request_id, seq_last, seq_written FROM waybill.usage_events ORDER BY 1";
+    assert_eq!(world.database().rows(sql), ["late 1 3", "q1 2 2", "q2 4 4"]);
 }
 
 #[test]
