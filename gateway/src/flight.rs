@@ -649,8 +649,8 @@ impl Flight {
         self.sends == 0 && choice.affinity == Affinity::Absent && free
     }
 
-    /// Counting tokens follows its session's deployment, but says nothing about health and binds nothing (PITFALLS H13);
-    /// nor does a request about a response that is there.
+    /// Counting tokens follows its session's deployment, but says nothing about health, binds nothing and uses nothing
+    /// (PITFALLS H13); nor does a request about a response that is there.
     fn is_auxiliary(&self) -> bool {
         self.context.endpoint == Endpoint::CountTokens || self.is_errand()
     }
@@ -709,13 +709,13 @@ impl Flight {
         }
         let latency_ms = millis(open.sent);
         self.gateway.metrics.attempt(&open.place.channel.id, verdict.class);
-        self.gateway.limits.used(&self.rights, &learnt.usage, Time::wall_clock());
+        // What an auxiliary call counts is nobody's bill; what a response used is on record with the request that made it.
+        let usage = if self.is_auxiliary() { Usage::default() } else { learnt.usage };
+        self.gateway.limits.used(&self.rights, &usage, Time::wall_clock());
         self.measure(&open, verdict.class, latency_ms);
         let protected = self.serving.config.health.enabled && !self.is_auxiliary();
         let mut thresholds = self.serving.thresholds(&self.leg.pool.group);
         thresholds.block_ms = verdict.block_ms.map_or(thresholds.block_ms, |ms| ms.min(thresholds.block_ms));
-        // What a response cost is on record with the request that made it.
-        let usage = if self.is_errand() { Usage::default() } else { learnt.usage };
         Some(Event::Attempt(Box::new(Attempt {
             request: self.request.clone(),
             attempt: self.sends,
@@ -737,7 +737,8 @@ impl Flight {
         })))
     }
 
-    /// Counts the end of a send, where that is asked for, and what a success took.
+    /// Counts the end of a send, where that is asked for, and what a success took; an auxiliary call does other work, and
+    /// its time tells nothing of that of an answer.
     fn measure(&self, open: &Open, class: Class, latency_ms: u64) {
         if !self.serving.watches_load {
             return;
@@ -746,7 +747,7 @@ impl Flight {
             Form::Stream => open.first_token_ms,
             Form::Plain => Some(latency_ms),
         };
-        let took = took.filter(|_| class == Class::Success).map(|ms| (self.form(), ms));
+        let took = took.filter(|_| class == Class::Success && !self.is_auxiliary()).map(|ms| (self.form(), ms));
         self.gateway.traffic.ended(&open.place.deployment, took, Time::wall_clock());
     }
 

@@ -6,7 +6,7 @@ use waybill_servers::postgres::{self, Postgres};
 use waybill_simulator::Action;
 
 use crate::client::{Answer, Client};
-use crate::dialect::{CHAT, DIALECTS};
+use crate::dialect::{CHAT, DIALECTS, MESSAGES, RESPONSES};
 use crate::fleet::Fleet;
 use crate::process::Process;
 use crate::world::{PATIENCE, Plan, Rows, World};
@@ -167,6 +167,52 @@ async fn tokens_a_minute_are_held_back_once_they_are_spent() {
     check_wait(&ask(&limited, "gpt", &[]).await, "key `limited`", false);
     assert_eq!(world.calls().len(), calls);
     assert_eq!(told(&ask(&world.client_with("sk-both"), "gpt", &[]).await), "200");
+}
+
+/// H13: counting tokens is nobody's bill: it is on record as a send, and costs neither money nor tokens of any limit.
+#[tokio::test]
+async fn counting_tokens_spends_nothing() {
+    let key = "tokens_per_minute: 100, budget: { tokens: 100, usd: 0.1, period: day }";
+    let channel = "prices: { gpt: { input: 1000, output: 1000 } }".to_owned();
+    let mut world = World::start(Plan { channel, ..plan(key, "", "") }).await;
+    let limited = world.client_with("sk-limited");
+    let session = [("x-session-id", "s-1")];
+    let long = MESSAGES.body(&"All that was said before. ".repeat(100), false);
+    for _ in 0..2 {
+        let counted = limited.post("/v1/messages/count_tokens", &session, &long).await;
+        assert!(counted.json()["input_tokens"].as_u64().is_some_and(|n| n > 100), "{}", counted.text());
+    }
+    let answer = limited.post(MESSAGES.path, &session, &MESSAGES.body("Hello", false)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let billed = world.calls().pop().and_then(|call| call.usage).expect("the upstream counts");
+    world.stop().await;
+    let (input, output) = (billed.prompt_tokens, billed.output_tokens);
+    let spent = format!("{input}|{output}|{}", (input + output) * 1_000_000);
+    let of_sends = "select sum(input), sum(output), sum(cost_nano) from usage_attempts";
+    assert_eq!(world.table(of_sends), [&*spent]);
+    assert_eq!(world.table("select input, output, cost_nano from sessions"), [&*spent]);
+    assert_eq!(world.table("select count(*) from usage_attempts"), ["3"]);
+}
+
+/// What a response used counts once, where it was made: to follow it, or to read it, uses nothing.
+#[tokio::test]
+async fn a_response_that_is_followed_counts_once() {
+    let mut world = World::start(plan("", "", "")).await;
+    let body = json!({"model": "gpt", "input": "Hello", "background": true, "stream": true});
+    assert_eq!(world.client_with("sk-limited").post(RESPONSES.path, &[], &body).await.status, 200);
+    let usage = world.calls().pop().and_then(|call| call.usage).expect("the upstream counts");
+    let limit = format!("tokens_per_minute: {}", 2 * (usage.prompt_tokens + usage.output_tokens));
+    world.stop().await;
+    world.configure(&plan(&limit, "", ""));
+    world.restart().await;
+    let limited = world.client_with("sk-limited");
+    assert_eq!(limited.post(RESPONSES.path, &[], &body).await.status, 200);
+    let id = world.calls().pop().and_then(|call| call.response_id).expect("a response has an id");
+    for query in ["?stream=true", "?stream=true", ""] {
+        let answer = limited.get(&format!("/v1/responses/{id}{query}"), &[]).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert_eq!(told(&ask(&limited, "gpt", &[]).await), "200");
 }
 
 /// Asks until the budget is reached.

@@ -427,7 +427,7 @@ fn answers_of_the_other_endpoints_are_read_whole() {
     check_json(Endpoint::Messages, refusal, "Refused full [- - - - -] - msg_1");
     let short = r#"{"id":"msg_1","type":"message","content":[],"stop_reason":"end_turn","usage":{"output_tokens":3}}"#;
     check_json(Endpoint::Messages, short, "Complete full [- 3 - - -] - msg_1");
-    check_json(Endpoint::CountTokens, r#"{"input_tokens":14}"#, "Complete full [14 - - - -] - -");
+    check_json(Endpoint::CountTokens, r#"{"input_tokens":14}"#, "Complete full [- - - - -] - -");
     let vector =
         r#"{"object":"list","data":[{"embedding":[0.5]}],"model":"m","usage":{"prompt_tokens":5,"total_tokens":5}}"#;
     check_json(Endpoint::Embeddings, vector, "Complete full [5 - - - -] m -");

@@ -12,7 +12,7 @@ use super::chat::{Choice, worst};
 use super::lenient::{Chars, Count, Text, part};
 use super::messages::{self, Message};
 use super::responses::Response;
-use super::usage::{self, reported};
+use super::usage;
 use super::{Terminal, is_name};
 use crate::classify::UpstreamError;
 
@@ -183,8 +183,9 @@ fn count_tokens(body: &[u8]) -> Option<Whole> {
         input_tokens: Count,
     }
     let answer: Counted = object(body)?;
-    let usage = Usage { input: reported(Some(answer.input_tokens.0?)), ..Usage::default() };
-    Some(Whole { empty: false, ..Whole::new(Terminal::Complete, usage, 0, None, None) })
+    // It is what a prompt would take; the call itself uses nothing.
+    answer.input_tokens.0?;
+    Some(Whole { empty: false, ..Whole::new(Terminal::Complete, Usage::default(), 0, None, None) })
 }
 
 /// An answer that passes as it is: any object, with what it says of usage.
