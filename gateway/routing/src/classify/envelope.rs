@@ -166,7 +166,9 @@ impl UpstreamError {
 fn inner(object: &Map<String, Value>) -> Option<&Value> {
     let raw = object.get("metadata").and_then(|metadata| metadata.get("raw"));
     let failed = object.get("response").and_then(|response| response.get("error"));
-    let candidates = [object.get("error"), failed, raw];
+    let mut choices = object.get("choices").and_then(Value::as_array).into_iter().flatten();
+    let of_a_choice = choices.find_map(|choice| choice.get("error").filter(|error| !error.is_null()));
+    let candidates = [object.get("error"), failed, of_a_choice, raw];
     candidates.into_iter().flatten().find(|value| match value {
         Value::Object(_) => true,
         Value::String(text) => !text.is_empty(),
@@ -209,6 +211,7 @@ mod tests {
             r#"{"type":"response.failed","response":{"status":"failed","error":{"code":"c","message":"m"}}}"#,
             "c  m",
         );
+        check(r#"{"choices":[{"error":null},{"error":{"code":"c","message":"m"}}]}"#, "c  m");
         check(r#"{"base_resp":{"status_code":1008,"status_msg":"m"}}"#, "base_resp:1008  m");
         check(r#"{"success":false,"error":{"code":"C","status":500,"message":"m"}}"#, "c 500 m");
         check(r#"{"__type":"com.amazon#ThrottlingException","message":"m"}"#, "throttlingexception  m");

@@ -44,7 +44,7 @@ const RESETS: &[(&str, Form, &str, Spent)] = &[
 ];
 
 /// What stands before a wait in a message.
-const LEADS: &[&str] = &["try again in ", "retry in ", "retry after ", "try again after "];
+const LEADS: &[&str] = &["try again in ", "retry in ", "retry after ", "try again after ", "reset after "];
 
 /// Units of waits in messages and durations, in milliseconds.
 const UNITS: &[(&str, f64)] = &[
@@ -232,6 +232,7 @@ mod tests {
             ("please try again after 1 seconds", Some(1_000)),
             ("Please try again in 2 hours.", Some(7_200_000)),
             ("try again in 7m12s", Some(432_000)),
+            ("Your quota will reset after 27h41m36s.", Some(99_696_000)),
             ("Please try again later", None),
             ("try again later, or retry in 3s", Some(3_000)),
             ("try again in 5 bananas", None),

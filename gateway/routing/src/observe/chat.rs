@@ -35,6 +35,8 @@ pub(super) struct Choice<'a> {
     text: Chars,
     #[serde(borrow, default)]
     finish_reason: Text<'a>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
 }
 
 impl Choice<'_> {
@@ -52,8 +54,9 @@ impl Choice<'_> {
         })
     }
 
-    fn failed(&self) -> bool {
-        self.finish_reason.get() == Some("error")
+    /// Whether the upstream says that it failed in making this choice, whatever it had made of it.
+    pub(super) fn failed(&self) -> bool {
+        self.error.is_some() || self.finish_reason.get() == Some("error")
     }
 }
 

@@ -9,7 +9,7 @@ use crate::classify::UpstreamError;
 
 /// The error that an event of no known kind reports, if it is one.
 pub(super) fn error(name: Option<&str>, data: &str) -> Option<UpstreamError> {
-    if let Some(name) = name.filter(|name| is_exception(name)) {
+    if let Some(name) = name.filter(|name| *name == "error" || is_exception(name)) {
         return Some(UpstreamError::named(name, data.as_bytes()));
     }
     if !data.trim_ascii_start().starts_with(['{', '[']) {
@@ -32,13 +32,15 @@ fn is_exception(name: &str) -> bool {
 fn reports_error(object: &Map<String, Value>) -> bool {
     let says = |key: &str| object.get(key).is_some_and(|value| !value.is_null());
     let is_error = |key: &str| object.get(key).is_some_and(|value| value == "error" || value == "response.failed");
+    // Some say so of every answer: `{"code":0,"message":"success"}`.
+    let fails = object.get("code").is_some_and(|code| !code.is_null() && code != 0 && code != "0");
     let business = object.get("base_resp").and_then(|base| base.get("status_code")).and_then(Value::as_i64);
     // vLLM and SGLang mark theirs by `object`, Bedrock by `__type`; others have but a code and a message, or only that.
     says("error")
         || is_error("object")
         || is_error("type")
         || object.contains_key("__type")
-        || (says("message") && says("code"))
+        || (says("message") && fails)
         || (object.len() == 1 && ["message", "detail"].iter().any(|key| object.get(*key).is_some_and(Value::is_string)))
         || business.is_some_and(|code| code != 0)
 }

@@ -78,7 +78,7 @@ impl Observer {
             "message_stop" => Frame::Terminal(self.finish.unwrap_or(Terminal::Unfinished)),
             // Clients go by the event's name.
             "error" if name == Some("error") => Frame::Error(UpstreamError::read(data.as_bytes())),
-            "ping" => Frame::Lifecycle,
+            "content_block_stop" | "ping" => Frame::Lifecycle,
             _ => super::unknown(name, data),
         }
     }

@@ -1,6 +1,6 @@
 //! Streams and answers as providers document or send them, and what they say.
 
-use waybill_schema::event::{Endpoint, Tokens};
+use waybill_schema::event::{Class, Endpoint, Tokens};
 
 use super::*;
 
@@ -137,6 +137,7 @@ fn an_error_inside_a_stream_is_an_error_in_every_dialect() {
         r#"|{"provider":"P","error":{"code":"server_error","message":"gone"},"choices":[{"index":0,"delta":{"content":""},"finish_reason":"error"}]}"#,
         r#"|{"choices":[],"error":{"code":502,"message":"limit reached (33/32)"}}"#,
         r#"|{"choices":[{"delta":{"content":""},"finish_reason":"error"}]}"#,
+        r#"|{"choices":[{"delta":{"content":"Hel"},"finish_reason":null,"error":{"code":502,"message":"gone"}}]}"#,
         r#"error|{"error":{"message":"m","code":"500"}}"#,
     ] {
         check(Endpoint::Chat, stream, "e", None);
@@ -169,6 +170,7 @@ fn an_error_in_words_that_clients_would_not_understand_is_told_apart() {
         r#"throttlingException|{"message":"m"}"#,
         r#"|{"base_resp":{"status_code":1008,"status_msg":"m"}}"#,
         r#"|{"detail":"m"}"#,
+        r#"|{"code":"1","message":"m"}"#,
     ] {
         for endpoint in [Endpoint::Chat, Endpoint::Responses, Endpoint::Messages] {
             check(endpoint, stream, "f", None);
@@ -185,6 +187,8 @@ fn an_error_in_words_that_clients_would_not_understand_is_told_apart() {
         r#"|{"code":7}"#,
         r#"|[{"text":"m"}]"#,
         r#"|{"base_resp":{"status_code":0}}"#,
+        r#"|{"code":0,"message":"success"}"#,
+        r#"|{"code":"0","message":"success"}"#,
     ] {
         for endpoint in [Endpoint::Chat, Endpoint::Responses, Endpoint::Messages] {
             check(endpoint, stream, "l", None);
@@ -194,6 +198,23 @@ fn an_error_in_words_that_clients_would_not_understand_is_told_apart() {
     assert!(stray("[{\n  \"error\": {\n    \"code\": 503\n  }\n}\n]\n"));
     assert!(stray(r#"{"error":"an error was encountered while running the model"}"#));
     assert!(!stray(": a comment\n\n") && !stray("retry: 3000\n\n") && !stray("{\"done\":true}"));
+}
+
+/// An event that is named an error is one, whatever its data lacks; clients of Responses go by the type in it.
+#[test]
+fn an_event_that_is_named_an_error_is_one() {
+    let now = waybill_schema::time::Time(0);
+    let said = r#"{"message":"Rate limit reached, try again in 20s","code":null,"param":null}"#;
+    for endpoint in [Endpoint::Chat, Endpoint::Responses] {
+        let Frame::Foreign(error) = Observer::new(endpoint).event(Some("error"), said.as_bytes()) else {
+            panic!("{endpoint:?}: it passes for something else")
+        };
+        let verdict = crate::classify::upstream_error(endpoint, &error, now);
+        assert_eq!((verdict.class, verdict.retry_after_ms), (Class::RateLimited, Some(20_000)), "{endpoint:?}");
+    }
+    check(Endpoint::Messages, &format!("error|{said}"), "e", None);
+    check(Endpoint::Responses, "error|upstream gone", "f", None);
+    check(Endpoint::Responses, r#"error|{"type":"error","code":"server_error","message":"m"}"#, "e", None);
 }
 
 const RESPONSES: &str = r#"
@@ -382,6 +403,7 @@ fn a_chat_answer_is_read_whole() {
     check(r#"{"role":"assistant","content":"Hi"}"#, "length", none, "Incomplete full [9 0 - - -] m c1");
     check(r#"{"role":"assistant","content":"","refusal":null}"#, "stop", none, "Complete empty [9 0 - - -] m c1");
     check(r#"{"content":""}"#, "stop", r#"{"completion_tokens":3}"#, "Complete full [- 3 - - -] m c1");
+    check(r#"{"content":"Hi"}"#, "error", none, "error  ");
     check(r#"{"content":""}"#, "length", none, "Incomplete full [9 0 - - -] m c1");
     check(r#"{"content":null}"#, "content_filter", "null", "Refused full [- - - - -] m c1");
     check(r#"{"content":"","reasoning_content":"Hm"}"#, "stop", none, "Complete full [9 0 - - -] m c1");
@@ -411,6 +433,19 @@ fn vendors_cache_fields_are_read() {
         r#"{"prompt_tokens":9,"completion_tokens":2,"input_tokens":0,"output_tokens":0,"input_tokens_details":null}"#;
     check(both, "9 2 - - -");
     check(r#"{"prompt_tokens":9.0,"completion_tokens":-1}"#, "9 - - - -");
+    // PITFALLS F08: a zero that is there hides no count.
+    check(
+        r#"{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0},"prompt_cache_hit_tokens":4}"#,
+        "9 2 4 - -",
+    );
+    check(
+        r#"{"prompt_tokens":9,"completion_tokens":2,"prompt_cache_hit_tokens":0,"prompt_tokens_details":{"cached_tokens":4}}"#,
+        "9 2 4 - -",
+    );
+    check(
+        r#"{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0,"cache_write_tokens":0},"input_tokens_details":{"cached_tokens":4,"cache_creation_input_tokens":3},"completion_tokens_details":{"reasoning_tokens":0},"output_tokens_details":{"reasoning_tokens":1}}"#,
+        "9 2 4 3 1",
+    );
 }
 
 #[test]
@@ -451,6 +486,10 @@ fn a_200_that_is_no_answer_is_a_fault() {
     check_json(Endpoint::Chat, broke, "error base_resp:1008 insufficient balance");
     let fine = r#"{"choices":[{"message":{"content":"x"}}],"base_resp":{"status_code":0,"status_msg":""}}"#;
     check_json(Endpoint::Chat, fine, "Complete full [- - - - -] - -");
+    // PITFALLS D15, E08: part of an answer, and what became of the rest.
+    let broken = r#"{"object":"chat.completion","choices":[{"message":{"content":"Hel"},"finish_reason":"error","error":{"code":"c","message":"m"}}]}"#;
+    check_json(Endpoint::Chat, broken, "error c m");
+    check_json(Endpoint::Chat, &broken.replace(r#""finish_reason":"error","#, ""), "error c m");
     let failed = r#"{"object":"response","status":"failed","error":{"code":"server_error","message":"m"},"output":[]}"#;
     check_json(Endpoint::Responses, failed, "error server_error m");
 }

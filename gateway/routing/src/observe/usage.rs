@@ -6,7 +6,8 @@ use waybill_schema::event::{Tokens, Usage};
 
 use super::lenient::{Count, part};
 
-/// OpenAI's usage, in the words of Chat and of Responses: relays send either, or both with one of them zero.
+/// OpenAI's usage, in the words of Chat and of Responses, and in those of vendors: relays send any of them, or several of
+/// which all but one are zero, so the largest counts (PITFALLS F08).
 #[derive(Deserialize, Default)]
 struct OpenAi<'a> {
     #[serde(default)]
@@ -62,15 +63,18 @@ struct Anthropic {
 pub(super) fn openai(raw: Option<&RawValue>) -> Option<Usage> {
     let raw = raw.filter(|raw| raw.get().starts_with('{'))?;
     let usage: OpenAi<'_> = serde_json::from_str(raw.get()).ok()?;
-    let input: Details = part(usage.prompt_tokens_details.or(usage.input_tokens_details));
-    let output: Details = part(usage.completion_tokens_details.or(usage.output_tokens_details));
-    let cached = input.cached_tokens.0.or(usage.cached_tokens.0).or(usage.prompt_cache_hit_tokens.0);
+    let details = |raw| part::<Details>(raw);
+    let (prompt, input) = (details(usage.prompt_tokens_details), details(usage.input_tokens_details));
+    let (completion, output) = (details(usage.completion_tokens_details), details(usage.output_tokens_details));
+    let cached = [prompt.cached_tokens, input.cached_tokens, usage.cached_tokens, usage.prompt_cache_hit_tokens];
+    let written =
+        [&prompt, &input].map(|details| details.cache_write_tokens.0.max(details.cache_creation_input_tokens.0));
     Some(Usage {
         input: reported(usage.prompt_tokens.0.max(usage.input_tokens.0)),
         output: reported(usage.completion_tokens.0.max(usage.output_tokens.0)),
-        cached: reported(cached),
-        cache_write: reported(input.cache_write_tokens.0.or(input.cache_creation_input_tokens.0)),
-        reasoning: reported(output.reasoning_tokens.0),
+        cached: reported(cached.into_iter().filter_map(|count| count.0).max()),
+        cache_write: reported(written[0].max(written[1])),
+        reasoning: reported(completion.reasoning_tokens.0.max(output.reasoning_tokens.0)),
     })
 }
 

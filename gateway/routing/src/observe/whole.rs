@@ -58,6 +58,8 @@ struct Envelope<'a> {
     error: Option<&'a RawValue>,
     #[serde(borrow, default)]
     base_resp: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    choices: Option<&'a RawValue>,
 }
 
 /// MiniMax's own status, zero in a good answer.
@@ -108,7 +110,9 @@ static SIGNS_OF_FAILURE: LazyLock<[memmem::Finder<'static>; 3]> =
 fn reports_failure(body: &[u8]) -> Result<bool, Fault> {
     let envelope: Envelope<'_> = object(body).ok_or_else(|| foreign(body))?;
     let business_error = part::<BaseResp>(envelope.base_resp).status_code.0.unwrap_or(0) != 0;
-    let failed = envelope.error.is_some() || envelope.kind.get() == Some("error");
+    let failed = envelope.error.is_some()
+        || envelope.kind.get() == Some("error")
+        || part::<Vec<Choice<'_>>>(envelope.choices).iter().any(Choice::failed);
     Ok(failed || business_error || envelope.status.get() == Some("failed"))
 }
 
