@@ -20,7 +20,7 @@ const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The logarithm of the largest window of a zstd frame: the 8 MiB that RFC 8878 asks decoders to take. A frame may name
 /// any, and the decoder allocates it.
-const WINDOW_LOG_MAX: u32 = 23;
+pub(crate) const WINDOW_LOG_MAX: u32 = 23;
 
 /// How the bytes of a body stand for what is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

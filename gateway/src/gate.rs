@@ -28,6 +28,7 @@ use crate::flight::{Flight, Landing, Learnt};
 use crate::proxy::Arrived;
 use crate::refusal::Refusal;
 use crate::silence::Silence;
+use crate::unpacked::Unpacked;
 use crate::vault::Gathering;
 
 /// How much of a form is read in search of its model. A form that is no longer is read whole.
@@ -345,7 +346,7 @@ impl Passing {
 #[derive(Debug)]
 pub struct Passage {
     first: Option<Bytes>,
-    body: Incoming,
+    body: Unpacked,
     flight: Flight,
     status: StatusCode,
     /// The answer so far, where it is to be kept.
@@ -360,7 +361,7 @@ impl Passage {
     /// Takes over a body whose first piece is there.
     pub(crate) fn new(
         first: Bytes,
-        body: Incoming,
+        body: Unpacked,
         mut flight: Flight,
         _committed: Committed,
         (status, headers): (StatusCode, &HeaderMap),

@@ -30,6 +30,7 @@ use crate::gate::{self, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
 use crate::relay::{Feed, Relay, class_of};
+use crate::unpacked::Unpacked;
 use crate::upstream::Send;
 use crate::vault::Kept;
 
@@ -56,7 +57,7 @@ enum Answer {
     /// The beginning of a stream; a terminal frame may already be among it.
     Stream { headers: HeaderMap, feed: Box<Feed>, ready: VecDeque<Bytes>, ended: Option<Class> },
     /// The beginning of one that passes as it comes.
-    Passing { status: StatusCode, headers: HeaderMap, first: Bytes, body: Incoming },
+    Passing { status: StatusCode, headers: HeaderMap, first: Bytes, body: Unpacked },
 }
 
 /// An answer of which all is here.
@@ -271,7 +272,8 @@ impl Journey<'_> {
     }
 
     async fn read(&self, flight: &mut Flight, response: Response<Incoming>) -> Result<Answer, Failure> {
-        let (head, body) = response.into_parts();
+        let (mut head, body) = response.into_parts();
+        let body = Unpacked::of(&mut head.headers, body);
         if !head.status.is_success() {
             return Err(self.read_error(flight, head, body).await);
         }
@@ -293,7 +295,7 @@ impl Journey<'_> {
         &self,
         flight: &mut Flight,
         head: http::response::Parts,
-        mut body: Incoming,
+        mut body: Unpacked,
     ) -> Result<Answer, Failure> {
         let fault = |transport| Failure::transport(transport).with_status(Some(head.status.as_u16()));
         if answer::is_page(&head.headers) {
@@ -309,7 +311,7 @@ impl Journey<'_> {
         }
     }
 
-    async fn read_error(&self, flight: &Flight, head: http::response::Parts, body: Incoming) -> Failure {
+    async fn read_error(&self, flight: &Flight, head: http::response::Parts, body: Unpacked) -> Failure {
         let body =
             Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|whole| whole.to_bytes()).unwrap_or_default();
         let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
@@ -330,7 +332,7 @@ impl Journey<'_> {
         &self,
         flight: &Flight,
         head: http::response::Parts,
-        body: Incoming,
+        body: Unpacked,
     ) -> Result<Answer, Failure> {
         let status = Some(head.status.as_u16());
         let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
@@ -366,7 +368,7 @@ impl Journey<'_> {
     }
 
     /// Reads what an upstream says of a response that it keeps, whatever that is.
-    async fn read_kept(&self, head: http::response::Parts, body: Incoming) -> Result<Answer, Failure> {
+    async fn read_kept(&self, head: http::response::Parts, body: Unpacked) -> Result<Answer, Failure> {
         let status = Some(head.status.as_u16());
         let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
         let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
@@ -389,13 +391,13 @@ impl Journey<'_> {
 
     /// Passes on what a kept response has said, and says, from the first byte: it may be silent for long, and nobody else
     /// could answer.
-    fn follow(&self, headers: HeaderMap, body: Incoming) -> Answer {
+    fn follow(&self, headers: HeaderMap, body: Unpacked) -> Answer {
         let feed = Box::new(Feed::new(self.arrived.endpoint, body, false));
         Answer::Stream { headers, feed, ready: VecDeque::new(), ended: None }
     }
 
     /// Holds the stream back until its first meaningful frame: until then another deployment may still answer.
-    async fn open_stream(&self, flight: &mut Flight, headers: HeaderMap, body: Incoming) -> Result<Answer, Failure> {
+    async fn open_stream(&self, flight: &mut Flight, headers: HeaderMap, body: Unpacked) -> Result<Answer, Failure> {
         let mut feed = Box::new(Feed::new(self.arrived.endpoint, body, !self.inbound.asks_usage()));
         let mut ready = VecDeque::new();
         let failure = loop {

@@ -19,6 +19,7 @@ pub mod answer;
 pub mod refusal;
 pub mod models;
 pub mod upstream;
+mod unpacked;
 pub mod serving;
 pub mod ledger;
 pub mod shared;

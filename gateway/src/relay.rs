@@ -12,7 +12,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use http_body::Body;
-use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::classify::{self, Transport, UpstreamError, Verdict};
 use waybill_routing::dispatch::Committed;
@@ -25,6 +24,7 @@ use crate::continuation::Seal;
 use crate::failure::about_the_gateway;
 use crate::flight::{Flight, Landing, Learnt, Seen};
 use crate::silence::Silence;
+use crate::unpacked::Unpacked;
 use crate::vault::Gathering;
 
 /// Characters of text that make about one token, where nobody reported a count (the common rule of thumb).
@@ -47,7 +47,7 @@ const TURNS: u8 = 3;
 #[derive(Debug)]
 pub struct Feed {
     endpoint: Endpoint,
-    body: Incoming,
+    body: Unpacked,
     decoder: Option<Decoder>,
     observer: Observer,
     /// Keeps the usage chunk, which only Waybill asked for, from the client.
@@ -78,7 +78,7 @@ pub struct Cut;
 
 impl Feed {
     /// Reads `body`, which speaks the dialect of `endpoint`.
-    pub fn new(endpoint: Endpoint, body: Incoming, hides_usage: bool) -> Self {
+    pub fn new(endpoint: Endpoint, body: Unpacked, hides_usage: bool) -> Self {
         let (decoder, observer) = (Some(Decoder::default()), Observer::new(endpoint));
         let (hides_rest, torn, spoke) = (false, false, false);
         Self { endpoint, body, decoder, observer, hides_usage, hides_rest, torn, spoke, last_read: Instant::now() }

@@ -46,6 +46,7 @@ mod kill;
 mod limits;
 mod nats;
 mod orphans;
+mod packed;
 mod processes;
 mod prices;
 mod projector;

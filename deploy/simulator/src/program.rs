@@ -1,11 +1,14 @@
 //! A body as a program: what to write, when to wait, how to end. Pure, so that every fault is a value to look at.
 
 use std::collections::VecDeque;
+use std::io::Write;
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 use crate::event::{Event, Place};
-use crate::script::{Break, Plan};
+use crate::script::{Break, Gzip, Plan};
 
 /// One instruction to the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +92,23 @@ pub(crate) fn json(body: &str, pace: Pace, plan: &Plan) -> VecDeque<Op> {
 pub(crate) fn whole(body: &str) -> VecDeque<Op> {
     let write = (!body.is_empty()).then(|| Op::Write(Bytes::from(body.to_owned())));
     write.into_iter().collect()
+}
+
+/// The same program, what it writes packed: with the last write goes the end of the packing, unless that is cut or the
+/// body does not end.
+pub(crate) fn packed(mut ops: VecDeque<Op>, gzip: Gzip) -> VecDeque<Op> {
+    const FITS: &str = "a vector takes every write";
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    let ends = !gzip.is_cut && !ops.iter().any(|op| matches!(op, Op::Reset | Op::Stall));
+    let mut left = ops.iter().filter(|op| matches!(op, Op::Write(_))).count();
+    for op in &mut ops {
+        let Op::Write(bytes) = op else { continue };
+        left -= 1;
+        encoder.write_all(bytes).expect(FITS);
+        if left == 0 && ends { encoder.try_finish() } else { encoder.flush() }.expect(FITS);
+        *bytes = std::mem::take(encoder.get_mut()).into();
+    }
+    ops
 }
 
 fn wait(ops: &mut VecDeque<Op>, ms: u64) {

@@ -189,6 +189,11 @@ impl State {
         for (name, value) in &plan.headers {
             reply.set(name, value);
         }
+        if let Some(gzip) = plan.gzip {
+            reply.set("content-encoding", "gzip");
+            reply.length = None;
+            reply.ops = program::packed(reply.ops, gzip);
+        }
         reply
     }
 

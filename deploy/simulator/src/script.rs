@@ -208,6 +208,12 @@ pub enum Action {
         /// Name and value.
         headers: BTreeMap<String, String>,
     },
+    /// Packs the body with gzip, though it was asked not to; every write is flushed.
+    Gzip {
+        /// Leaves out the end of the packing.
+        #[serde(default)]
+        cut: bool,
+    },
     /// Says this instead of lorem ipsum.
     Reply(Reply),
 }
@@ -363,6 +369,13 @@ pub(crate) struct Plan {
     pub(crate) huge_mib: Option<usize>,
     pub(crate) chunks: Option<usize>,
     pub(crate) reply: Option<Reply>,
+    pub(crate) gzip: Option<Gzip>,
+}
+
+/// How a body is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gzip {
+    pub(crate) is_cut: bool,
 }
 
 impl Plan {
@@ -401,6 +414,7 @@ impl Plan {
             Action::SplitUtf8 => self.framing.splits_utf8 = true,
             Action::Chunks { chunks } => self.chunks = Some(chunks),
             Action::Headers { headers } => self.headers.extend(headers),
+            Action::Gzip { cut } => self.gzip = Some(Gzip { is_cut: cut }),
             Action::Reply(reply) => self.reply = Some(reply),
         }
     }
