@@ -350,5 +350,5 @@ pub(crate) async fn ask(gateway: &Arc<Gateway>, arrived: &Arrived, errand: Erran
         begun: arrived.begun,
     });
     let deadline = Instant::now() + Duration::from_secs(serving.config.retry.timeout_seconds.into());
-    Ok(Journey { gateway, arrived, inbound, deadline, bodies: Vec::new() }.travel(flight).await)
+    Ok(Journey { gateway, arrived, inbound, deadline, asks_usage: false, bodies: Vec::new() }.travel(flight).await)
 }

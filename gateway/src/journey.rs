@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time::Instant;
-use waybill_routing::classify::{self, Recourse, Transport, Verdict};
+use waybill_routing::classify::{self, Here, Recourse, Transport, Verdict};
 use waybill_routing::dispatch::{self, End, Limits, Next, Search};
 use waybill_routing::observe::{self, Frame};
 use waybill_routing::request::Inbound;
@@ -46,8 +46,10 @@ pub(crate) struct Journey<'a> {
     pub(crate) inbound: Inbound<'a>,
     /// When the whole of a plain answer, or the beginning of a stream, must be there, however many sends it takes.
     pub(crate) deadline: Instant,
-    /// The body as each upstream model wants it; most requests need one.
-    pub(crate) bodies: Vec<(ModelName, Bytes)>,
+    /// Whether the send asks for the usage of a stream though the client does not.
+    pub(crate) asks_usage: bool,
+    /// The body as each upstream model wants it, and whether it asks so; most requests need one.
+    pub(crate) bodies: Vec<(ModelName, bool, Bytes)>,
 }
 
 /// An answer whose first meaningful part is here.
@@ -194,6 +196,7 @@ impl Journey<'_> {
         mut attempt: dispatch::Attempt,
         place: Place,
     ) -> Result<(dispatch::Attempt, Answer), (Next, Failure)> {
+        self.asks_usage = place.channel.stream_usage && self.inbound.lacks_usage();
         loop {
             let failure = match self.send(flight, &place).await {
                 Ok(answer) => return Ok((attempt, answer)),
@@ -203,6 +206,7 @@ impl Journey<'_> {
             match attempt.fail(&failure.verdict, Time::wall_clock()) {
                 Next::Same { attempt: again, after_ms } => {
                     tokio::time::sleep(Duration::from_millis(after_ms)).await;
+                    self.asks_usage &= failure.verdict.here != Here::Repaired;
                     flight.again(place.clone());
                     attempt = again;
                 }
@@ -262,12 +266,13 @@ impl Journey<'_> {
 
     /// The body with this upstream's model name; the client's own bytes where nothing changes.
     fn body_for(&mut self, model: &ModelName) -> Bytes {
-        if let Some((_, body)) = self.bodies.iter().find(|(known, _)| known == model) {
+        let asks = self.asks_usage;
+        if let Some((.., body)) = self.bodies.iter().find(|(known, asking, _)| known == model && *asking == asks) {
             return body.clone();
         }
-        let changed = self.inbound.upstream_body(&self.arrived.body, model.as_str(), true);
+        let changed = self.inbound.upstream_body(&self.arrived.body, model.as_str(), asks);
         let body = changed.map_or_else(|| self.arrived.body.clone(), Bytes::from);
-        self.bodies.push((model.clone(), body.clone()));
+        self.bodies.push((model.clone(), asks, body.clone()));
         body
     }
 
@@ -320,6 +325,10 @@ impl Journey<'_> {
         // The model was served there: what is not found is the response, which has expired.
         if flight.hold().is_some() && head.status == StatusCode::NOT_FOUND {
             verdict = Verdict::ended(Class::CallerError, Effect::None);
+        }
+        // The client is told nothing of a field that it did not send.
+        if self.asks_usage && classify::refuses_usage(&verdict, &body) {
+            verdict.here = Here::Repaired;
         }
         Failure {
             shown: show_error(head.status, &head.headers, body, &verdict),

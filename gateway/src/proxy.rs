@@ -233,7 +233,7 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     });
     let deadline = Instant::now() + Duration::from_secs(arrived.serving.config.retry.timeout_seconds.into());
     let admitted = admit(gateway, arrived, &flight).await;
-    let journey = Journey { gateway, arrived, inbound, deadline, bodies: Vec::new() };
+    let journey = Journey { gateway, arrived, inbound, deadline, asks_usage: false, bodies: Vec::new() };
     let claimed = match admitted {
         Ok(()) => claim(gateway, arrived, &flight).await,
         Err(refusal) => Err(refusal),

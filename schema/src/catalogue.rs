@@ -94,9 +94,22 @@ pub struct Channel {
     pub labels: BTreeMap<String, String>,
     /// Whether `X-Relay-Logical-Group`, `X-Relay-Route-ID` and `X-Relay-Shadow-Group` go upstream.
     pub internal_headers: bool,
+    /// Whether its chat streams are asked for their usage where the client does not ask. One that refuses the field is
+    /// sent to twice each time.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub stream_usage: bool,
     /// What its upstream models cost, at most one entry a model; a model without one has no known price.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prices: Vec<Price>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_yes(flag: &bool) -> bool {
+    *flag
 }
 
 /// What an upstream model costs, in nano-USD per thousand tokens: a millionth of the usual USD per million.

@@ -23,6 +23,7 @@ fn channel(id: &str, base_url: &str) -> Row {
         models: Vec::new(),
         labels: Default::default(),
         internal_headers: false,
+        stream_usage: true,
         prices: Vec::new(),
     })
 }

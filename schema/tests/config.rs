@@ -279,6 +279,7 @@ fn example_rows() -> Vec<Row> {
         models: models.iter().map(|model| (*model).into()).collect(),
         labels: BTreeMap::new(),
         internal_headers: false,
+        stream_usage: true,
         prices: Vec::new(),
     };
     let member = |id: &str, route: &str, channel: &str, priority, upstream: Option<&str>| Member {

@@ -19,6 +19,7 @@ const FIXTURES: &[(&str, &str)] = &[
     ("ownership", include_str!("../fixtures/v1/ownership.json")),
     ("catalogue", include_str!("../fixtures/v1/catalogue.json")),
     ("catalogue", include_str!("../fixtures/v1/catalogue_terms.json")),
+    ("catalogue", include_str!("../fixtures/v1/catalogue_stream_usage.json")),
     ("request", include_str!("../fixtures/v1/request_endpoints.json")),
     ("probe", include_str!("../fixtures/v1/probe.json")),
     ("models", include_str!("../fixtures/v1/models.json")),

@@ -58,6 +58,55 @@ fn timeless(answer: Answer) -> Answer {
     Answer { body: text.into(), ..answer }
 }
 
+/// E15: an upstream that refuses the question for usage, which the client did not ask, is asked again without it, beside
+/// its attempts and without harm; where the channel says so it is not asked at all. What the client itself asks is its own.
+#[tokio::test]
+async fn a_stream_is_asked_for_its_usage_only_where_that_is_taken() {
+    let refusals = [
+        (
+            400,
+            json!({"error": {"message": "Unrecognized request argument supplied: stream_options",
+            "type": "invalid_request_error", "param": null, "code": null}}),
+        ),
+        (
+            422,
+            json!({"detail": [{"type": "extra_forbidden", "loc": ["body", "stream_options", "include_usage"],
+            "msg": "Extra inputs are not permitted"}]}),
+        ),
+    ];
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { failure_threshold: 1 }\n";
+    let plain = CHAT.body("Hello", true);
+    let mut asking = plain.clone();
+    asking["stream_options"] = json!({"include_usage": true});
+    let mut world = World::start(Plan::of(&["a"]).settings(settings)).await;
+    for (status, body) in &refusals {
+        let refusal = Action::Status { status: *status, headers: Default::default(), body: body.clone() };
+        world.upstreams[0].push(refusal.clone());
+        let answer = world.client().post(CHAT.path, &[], &plain).await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-waybill-attempts")), (200, Some("2")));
+        assert!(answer.text().contains(CHAT.last), "{}", answer.text());
+        world.upstreams[0].push(refusal);
+        let answer = world.client().post(CHAT.path, &[], &asking).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()), (*status, body), "the client asked for it");
+    }
+    let asked = |world: &World| -> Vec<bool> {
+        world.calls().iter().map(|call| String::from_utf8_lossy(&call.body).contains("include_usage")).collect()
+    };
+    assert_eq!(asked(&world), [true, false, true, true, false, true]);
+    let calls = world.calls();
+    assert_eq!(calls[1].body, plain.to_string(), "the client's own bytes");
+    world.stop().await;
+    let rows = world.table("select attempt, reason, class, status from usage_attempts order by started limit 2");
+    assert_eq!(rows, ["1|draw|caller_error|400", "2|same|success|200"]);
+
+    let channel = "stream_usage: false".to_owned();
+    let world = World::start(Plan { channel, ..Plan::of(&["a"]) }).await;
+    for body in [&plain, &asking] {
+        assert_eq!(world.client().post(CHAT.path, &[], body).await.status, 200);
+    }
+    assert_eq!(asked(&world), [false, true]);
+}
+
 /// The stream without the chunk that only reports usage.
 fn without_usage_chunk(stream: &str, line_end: &str) -> String {
     let blank = line_end.repeat(2);

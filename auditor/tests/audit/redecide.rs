@@ -42,6 +42,7 @@ fn catalogue(channels: &[(&str, i32, u32)]) -> Catalogue {
             models: Vec::new(),
             labels: Default::default(),
             internal_headers: false,
+            stream_usage: true,
             prices: Vec::new(),
         }));
         target.push(Row::Member(Member {

@@ -10,6 +10,7 @@ mod envelope;
 mod table;
 mod wait;
 
+use memchr::memmem;
 use waybill_schema::event::{Class, Effect, Endpoint};
 use waybill_schema::time::Time;
 
@@ -82,6 +83,8 @@ pub enum Here {
     Backoff,
     /// After the stated milliseconds, at most [`WAIT_HERE_MS_MAX`].
     After(u64),
+    /// At once, by a request that leaves out what was refused; it is none of the attempts there.
+    Repaired,
 }
 
 /// A send that ended without an answer that can be read.
@@ -134,6 +137,13 @@ pub fn upstream_error(endpoint: Endpoint, error: &UpstreamError, now: Time) -> V
 /// more.
 pub fn refusal() -> Verdict {
     verdict(Meaning::Policy, None, Time(0))
+}
+
+/// Whether what was turned down is the question for the usage chunk of a chat stream (PITFALLS E15): an upstream that does
+/// not know the field names it.
+pub fn refuses_usage(verdict: &Verdict, body: &[u8]) -> bool {
+    let names = |field: &str| memmem::find(body, field.as_bytes()).is_some();
+    verdict.class == Class::CallerError && ["stream_options", "include_usage"].into_iter().any(names)
 }
 
 /// The verdict on a send without a readable answer.

@@ -166,10 +166,11 @@ impl Attempt {
             return Next::End(if verdict.next { End::Unrepeatable } else { End::Final });
         }
         let room = u32::from(self.search.sends) < limits.sends_max.min(u32::from(u16::MAX));
-        let pause = self.pause_ms(verdict.here).filter(|_| self.here < limits.max_attempts && room);
+        let is_repair = verdict.here == Here::Repaired;
+        let pause = self.pause_ms(verdict.here).filter(|_| (is_repair || self.here < limits.max_attempts) && room);
         let in_time = |ms: u64| now.plus_ms(i64::try_from(ms).unwrap_or(i64::MAX)) < limits.deadline;
         if let Some(after_ms) = pause.filter(|ms| in_time(*ms)) {
-            self.here += 1;
+            self.here += u32::from(!is_repair);
             self.search.sends += 1;
             return Next::Same { attempt: self, after_ms };
         }
@@ -211,6 +212,7 @@ impl Attempt {
             Here::No => None,
             Here::Backoff => Some(self.search.limits.backoff_ms.saturating_mul(1 << (self.here - 1).min(10))),
             Here::After(ms) => Some(ms),
+            Here::Repaired => Some(0),
         }
     }
 }

@@ -267,6 +267,12 @@ impl<'a> Inbound<'a> {
         matches!(self.usage, UsageChunk::Asked)
     }
 
+    /// Whether the usage chunk is to be had and the client did not ask for it.
+    pub fn lacks_usage(&self) -> bool {
+        let is_chat_stream = self.stream && self.endpoint == Endpoint::Chat;
+        is_chat_stream && !matches!(self.usage, UsageChunk::Asked | UsageChunk::Unreadable)
+    }
+
     /// The body for an upstream that knows the model as `model`, asking for the usage chunk of a chat stream if
     /// `ask_usage`; `body` is what was parsed. `None` where nothing changes and the client's own bytes can go out.
     pub fn upstream_body(&self, body: &[u8], model: &str, ask_usage: bool) -> Option<Vec<u8>> {
@@ -274,7 +280,7 @@ impl<'a> Inbound<'a> {
         if self.model != model {
             splices.push((self.model_at.clone(), serde_json::json!(model).to_string().into()));
         }
-        if ask_usage && self.stream && self.endpoint == Endpoint::Chat {
+        if ask_usage && self.lacks_usage() {
             splices.extend(self.usage.switched_on(body));
         }
         splices.extend(self.ours_at.clone().map(|place| (place, "".into())));

@@ -89,6 +89,7 @@ fn channel(mut row: Fields<'_>) -> Channel {
         models: values(distinct(row.field("models"), model)),
         labels: labels(row.field("labels")),
         internal_headers: row.field("internal_headers").flag(false),
+        stream_usage: row.field("stream_usage").flag(true),
         prices: prices(row.field("prices")),
     };
     // Read for its form alone: nothing discovers models yet.

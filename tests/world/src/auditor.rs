@@ -175,6 +175,7 @@ fn channel(id: &str) -> Row {
         models: Vec::new(),
         labels: Default::default(),
         internal_headers: false,
+        stream_usage: true,
         prices: Vec::new(),
     })
 }

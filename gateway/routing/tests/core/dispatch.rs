@@ -87,6 +87,7 @@ fn verdict(word: &str) -> Option<Verdict> {
         "context" => (Class::ContextLength, Here::No, false),
         "stay" => (Class::Upstream5xx, Here::Backoff, false),
         "timeout" => (Class::Timeout, Here::Backoff, true),
+        "field" => (Class::CallerError, Here::Repaired, false),
         "unreachable" => (Class::Unavailable, Here::No, true),
         _ => panic!("unknown verdict {word}"),
     };
@@ -100,6 +101,15 @@ fn each_deployment_gets_its_attempts_and_then_others_do() {
     check(LIMITS, "5xx ok", "a +100 ok");
     check(LIMITS, "5xx 5xx ok", "a +100 b ok");
     check(LIMITS, "5xx 5xx 5xx 5xx 5xx 5xx", "a +100 b +100 c +100 Exhausted");
+}
+
+/// PITFALLS E15: what is sent again without what was refused is none of the attempts, but one of the sends.
+#[test]
+fn a_repaired_request_is_sent_to_the_same_deployment_beside_its_attempts() {
+    check(Limits { max_attempts: 1, retry_times: 0, ..LIMITS }, "field ok", "a +0 ok");
+    check(LIMITS, "field 5xx 5xx ok", "a +0 +100 b ok");
+    check(Limits { sends_max: 1, ..LIMITS }, "field", "a Exhausted");
+    check(Limits { replay: Replay::Never, ..LIMITS }, "field", "a Final");
 }
 
 /// S3.12: `max_attempts` counts the first call; 0 further deployments means one.

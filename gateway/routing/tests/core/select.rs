@@ -226,6 +226,7 @@ fn channel(id: &str) -> Channel {
         models: Vec::new(),
         labels: Default::default(),
         internal_headers: false,
+        stream_usage: true,
         prices: Vec::new(),
     }
 }
