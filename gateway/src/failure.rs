@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use waybill_routing::classify::{self, Transport, UpstreamError, Verdict};
+use waybill_routing::classify::{self, Transport, UpstreamError, Verdict, Work};
 use waybill_schema::event::{Class, Effect, Endpoint};
 use waybill_schema::time::Time;
 
@@ -104,7 +104,7 @@ impl Failure {
 
     /// A send that was not made, since nothing could be recorded of it.
     pub(crate) fn unrecorded() -> Self {
-        let verdict = Verdict::ended(Class::Cancelled, Effect::None);
+        let verdict = Verdict { work: Work::Unsent, ..Verdict::ended(Class::Cancelled, Effect::None) };
         Self { verdict, learnt: Learnt::default(), shown: Shown::Ours(Refusal::NoRecord) }
     }
 
@@ -120,7 +120,7 @@ impl Failure {
             let left = matches!(refusal, Refusal::BodyUnread);
             self.verdict = Verdict::ended(if left { Class::Cancelled } else { Class::CallerError }, Effect::None);
             self.shown = Shown::Ours(refusal);
-        } else if form.is_coming() && self.learnt.status.is_none() {
+        } else if form.is_coming() && self.learnt.status.is_none() && self.verdict.work != Work::Unsent {
             self.verdict.effect = Effect::None;
         }
         self

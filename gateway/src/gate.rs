@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ pub const FORM_HEAD_BYTES_MAX: usize = 1 << 20;
 pub(crate) fn replay(endpoint: Endpoint, asked: Repeats) -> Replay {
     let unless_asked = if asked.by_key { Replay::Free } else { Replay::RefusedOnly };
     match endpoint {
-        _ if asked.body_passes => Replay::Never,
         Endpoint::ImageGenerations | Endpoint::ImageEdits => Replay::Never,
+        _ if asked.body_passes => Replay::UnsentOnly,
         Endpoint::Speech
         | Endpoint::Transcriptions
         | Endpoint::Translations
@@ -110,16 +110,21 @@ pub(crate) struct Filled {
     model_at: Range<usize>,
     /// The length of the whole, where the client says it.
     length: Option<u64>,
-    /// What has not been read yet; nothing where the form was read whole, or has been sent.
-    rest: Mutex<Option<Incoming>>,
-    fate: Arc<Mutex<Fate>>,
+    upload: Arc<Mutex<Upload>>,
     passes: bool,
 }
 
+/// What of a form comes after its beginning.
+#[derive(Debug)]
+struct Upload {
+    /// What has not been read yet; nothing where the form was read whole, or is on its way.
+    rest: Option<Incoming>,
+    fate: Fate,
+}
+
 /// What became of a body on its way from a client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    #[default]
     Coming,
     Sent,
     Gone,
@@ -182,8 +187,9 @@ impl Filled {
             return Err(BadBody::ModelTwice);
         }
         let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let (passes, rest) = (rest.is_some(), Mutex::new(rest));
-        Ok(Self { form, model, model_at, length, rest, fate: Arc::default(), passes })
+        let passes = rest.is_some();
+        let upload = Arc::new(Mutex::new(Upload { rest, fate: Fate::Coming }));
+        Ok(Self { form, model, model_at, length, upload, passes })
     }
 
     /// The model it names.
@@ -191,7 +197,7 @@ impl Filled {
         &self.model
     }
 
-    /// Whether it passes as it comes, and can be sent once.
+    /// Whether it passes as it comes: once anything of it went out, it cannot be sent again.
     pub(crate) fn passes(&self) -> bool {
         self.passes
     }
@@ -222,20 +228,20 @@ impl Filled {
             left: self.length.map(|length| length.saturating_sub(bytes.len() as u64) + head.len() as u64),
             taken: bytes.len(),
             head: Some(head),
-            rest: rest.expect("a body that passes is sent once"),
+            rest: Some(rest.expect("a body of which something went out is not sent again")),
             watch,
-            fate: self.fate.clone(),
+            upload: self.upload.clone(),
         }))
     }
 
     /// What has neither been read nor sent; whoever asks takes it.
     pub(crate) fn unread(&self) -> Option<Incoming> {
-        self.rest.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.upload).rest.take()
     }
 
     /// What the client did that the send could not be made as a whole.
     pub(crate) fn blame(&self) -> Option<Refusal> {
-        match *self.fate.lock().unwrap_or_else(PoisonError::into_inner) {
+        match lock(&self.upload).fate {
             Fate::Coming | Fate::Sent => None,
             Fate::Gone => Some(Refusal::BodyUnread),
             Fate::TooLarge => Some(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX }),
@@ -245,8 +251,12 @@ impl Filled {
 
     /// Whether the client has not sent all of it yet.
     pub(crate) fn is_coming(&self) -> bool {
-        self.passes && *self.fate.lock().unwrap_or_else(PoisonError::into_inner) == Fate::Coming
+        self.passes && lock(&self.upload).fate == Fate::Coming
     }
+}
+
+fn lock(upload: &Mutex<Upload>) -> MutexGuard<'_, Upload> {
+    upload.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The body of a request to an upstream.
@@ -261,14 +271,15 @@ pub enum Outgoing {
 /// A body on its way from a client to an upstream.
 #[derive(Debug)]
 pub struct Passing {
+    /// What goes first; while it is here nothing has gone out.
     head: Option<Bytes>,
-    rest: Incoming,
+    rest: Option<Incoming>,
     /// Bytes that are still to be sent, where that is known.
     left: Option<u64>,
     /// Bytes taken from the client.
     taken: usize,
     watch: Watch,
-    fate: Arc<Mutex<Fate>>,
+    upload: Arc<Mutex<Upload>>,
 }
 
 /// The client's body is not sent on.
@@ -314,7 +325,8 @@ impl Passing {
             return self.give(head);
         }
         loop {
-            let data = match ready!(Pin::new(&mut self.rest).poll_frame(cx)) {
+            let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
+            let data = match ready!(Pin::new(rest).poll_frame(cx)) {
                 None => return self.end(Fate::Sent),
                 Some(Err(_)) => return self.end(Fate::Gone),
                 Some(Ok(frame)) => frame.into_data(),
@@ -337,8 +349,17 @@ impl Passing {
     }
 
     fn end(&self, fate: Fate) -> Poll<Option<Result<Bytes, Stopped>>> {
-        *self.fate.lock().unwrap_or_else(PoisonError::into_inner) = fate;
+        lock(&self.upload).fate = fate;
         Poll::Ready(if fate == Fate::Sent { None } else { Some(Err(Stopped)) })
+    }
+}
+
+impl Drop for Passing {
+    /// What was not even begun can be sent elsewhere.
+    fn drop(&mut self) {
+        if self.head.is_some() {
+            lock(&self.upload).rest = self.rest.take();
+        }
     }
 }
 

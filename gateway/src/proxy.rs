@@ -281,7 +281,7 @@ fn crossing(arrived: &Arrived, inbound: &Inbound<'_>, tie: &Tie) -> Crossing {
     }
     match gate::replay(arrived.endpoint, Repeats::of(arrived, tie.kept.is_strict())) {
         Replay::Free => Crossing::Free,
-        Replay::RefusedOnly => Crossing::AfterFailure,
+        Replay::RefusedOnly | Replay::UnsentOnly => Crossing::AfterFailure,
         Replay::Never => Crossing::Never,
     }
 }

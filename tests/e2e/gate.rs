@@ -12,18 +12,18 @@ use waybill_simulator::{Action, Step};
 use crate::client::{Answer, read};
 use crate::world::{KEY, PATIENCE, Plan, Rows, World};
 
-/// The endpoints behind the gate, and how often the request is made where the first upstream fails with 500, refuses
-/// with 429, or breaks off: without an `Idempotency-Key`, then with one. A second call is answered.
-const GATED: [(&str, [usize; 3], [usize; 3]); 9] = [
-    ("/v1/images/generations", [1, 1, 1], [1, 1, 1]),
-    ("/v1/images/edits", [1, 1, 1], [1, 1, 1]),
-    ("/v1/audio/speech", [1, 2, 1], [2, 2, 2]),
-    ("/v1/audio/transcriptions", [1, 2, 1], [2, 2, 2]),
-    ("/v1/audio/translations", [1, 2, 1], [2, 2, 2]),
-    ("/v1/videos", [1, 2, 1], [2, 2, 2]),
-    ("/v1/music", [1, 2, 1], [2, 2, 2]),
-    ("/v1/moderations", [1, 2, 1], [2, 2, 2]),
-    ("/v1/rerank", [1, 2, 1], [2, 2, 2]),
+/// The endpoints behind the gate, and how often the request is sent where the first upstream fails with 500, refuses with
+/// 429, breaks off, or takes no connection: without an `Idempotency-Key`, then with one. A second send is answered.
+const GATED: [(&str, [usize; 4], [usize; 4]); 9] = [
+    ("/v1/images/generations", [1, 1, 1, 1], [1, 1, 1, 1]),
+    ("/v1/images/edits", [1, 1, 1, 1], [1, 1, 1, 1]),
+    ("/v1/audio/speech", [1, 2, 1, 2], [2, 2, 2, 2]),
+    ("/v1/audio/transcriptions", [1, 2, 1, 2], [2, 2, 2, 2]),
+    ("/v1/audio/translations", [1, 2, 1, 2], [2, 2, 2, 2]),
+    ("/v1/videos", [1, 2, 1, 2], [2, 2, 2, 2]),
+    ("/v1/music", [1, 2, 1, 2], [2, 2, 2, 2]),
+    ("/v1/moderations", [1, 2, 1, 2], [2, 2, 2, 2]),
+    ("/v1/rerank", [1, 2, 1, 2], [2, 2, 2, 2]),
 ];
 
 fn says(content_type: &str, text: &str) -> Action {
@@ -62,6 +62,44 @@ async fn a_gated_request_is_made_once_unless_its_client_or_the_failure_allows_mo
             }
         }
     }
+}
+
+/// S2.11, DESIGN 10, C12: where no connection could be made nothing was done, so another deployment is asked by all but
+/// images: a form that passes too, of which nothing went out; a response that is sent once or goes on in the background.
+#[tokio::test]
+async fn a_dead_host_is_passed_over() {
+    let settings = "retry: { responses_single_send: true, backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
+    let mut world = World::start(plan().settings(settings)).await;
+    let client = world.client();
+    // Before any connection to it could be kept.
+    world.upstreams[0].die().await.expect("an upstream can die");
+    for background in [false, true] {
+        let body = json!({"model": "gpt", "input": "Hello", "background": background});
+        let session = [("x-session-id", if background { "s-1" } else { "s-2" })];
+        let answer = client.post("/v1/responses", &session, &body).await;
+        assert_eq!((answer.status.as_u16(), answer.header("x-waybill-attempts")), (200, Some("2")), "{background}");
+    }
+    world.upstreams[1].push(Step::new([says("application/json", "{\"id\":1}")]).standing());
+    let check = async |path: &str, headers: &[(&str, &str)], body: Bytes, n_sends: usize| {
+        let before = world.calls().len();
+        let answer = client.post_bytes(path, headers, body.clone()).await;
+        let what = format!("{path} {headers:?}: {}", answer.text());
+        assert_eq!(answer.header("x-waybill-attempts"), Some(n_sends.to_string().as_str()), "{what}");
+        assert_eq!(answer.status == 200, n_sends == 2, "{what}");
+        assert_eq!(world.calls().len() - before, n_sends - 1, "{what}");
+        assert!(n_sends == 1 || world.upstreams[1].calls().pop().is_some_and(|call| call.body == body), "{what}");
+    };
+    let json = Bytes::from(json!({"model": "gpt", "input": "Hello"}).to_string());
+    for (path, without, with) in GATED {
+        check(path, &[], json.clone(), without[3]).await;
+        check(path, &[("idempotency-key", "k-1")], json.clone(), with[3]).await;
+        if ["images/edits", "transcriptions", "translations", "videos"].iter().any(|end| path.ends_with(end)) {
+            check(path, &[FORM], form("gpt", 2 << 20, true), without[3]).await;
+        }
+    }
+    world.stop().await;
+    let blamed = "select class, count(*) from usage_attempts where class <> 'success' group by 1";
+    assert_eq!(world.table(blamed), ["unavailable|24"]);
 }
 
 /// S2.11: `responses_single_send` is the strict reading, which an `Idempotency-Key` lifts.

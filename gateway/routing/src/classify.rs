@@ -38,6 +38,8 @@ pub struct Verdict {
     pub next: bool,
     /// What may stand in for the model where its own pool has no more to offer.
     pub recourse: Recourse,
+    /// What the upstream may have done of what it was asked for.
+    pub work: Work,
     /// What the member's health takes from it.
     pub effect: Effect,
     /// The wait that the upstream stated, in milliseconds, uncapped.
@@ -49,13 +51,48 @@ pub struct Verdict {
 impl Verdict {
     /// The verdict on a send that needs no further one.
     pub fn ended(class: Class, effect: Effect) -> Self {
-        let (here, recourse) = (Here::No, Recourse::None);
-        Self { class, here, next: false, recourse, effect, retry_after_ms: None, block_ms: None }
+        let (here, recourse, work) = (Here::No, Recourse::None, Work::of(class));
+        Self { class, here, next: false, recourse, work, effect, retry_after_ms: None, block_ms: None }
     }
 
     /// The verdict on one that others may make up for.
     fn open(class: Class, here: Here, effect: Effect) -> Self {
         Self { here, next: true, recourse: Recourse::General, ..Self::ended(class, effect) }
+    }
+}
+
+/// What an upstream may have done of what it was asked for (DESIGN.md, section 10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing: nothing of the request went out.
+    Unsent,
+    /// Nothing: it refused the request.
+    Refused,
+    /// Nobody knows.
+    Unknown,
+}
+
+impl Work {
+    /// What an upstream may have done that gave an answer of this class, or none.
+    fn of(class: Class) -> Self {
+        match class {
+            Class::RateLimited
+            | Class::InvalidKey
+            | Class::QuotaExhausted
+            | Class::ModelUnsupported
+            | Class::ContextLength
+            | Class::ContentPolicy => Self::Refused,
+            Class::Success
+            | Class::Incomplete
+            | Class::Upstream5xx
+            | Class::Timeout
+            | Class::Unavailable
+            | Class::Malformed
+            | Class::Interrupted
+            | Class::CallerError
+            | Class::Cancelled
+            | Class::Abandoned => Self::Unknown,
+        }
     }
 }
 
@@ -90,7 +127,7 @@ pub enum Here {
 /// A send that ended without an answer that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// The host could not be reached or refused.
+    /// No connection could be made: the host is unknown, away or refuses, or TLS failed.
     Connect,
     /// The connection broke before any answer.
     Broken,
@@ -157,7 +194,18 @@ pub fn transport(kind: Transport) -> Verdict {
         Transport::Cut => (Class::Interrupted, Here::Backoff),
         Transport::Malformed | Transport::Empty | Transport::Html => (Class::Malformed, Here::Backoff),
     };
-    Verdict::open(class, here, Effect::Count)
+    let verdict = Verdict::open(class, here, Effect::Count);
+    match kind {
+        Transport::Connect | Transport::ConnectTimeout => Verdict { work: Work::Unsent, ..verdict },
+        Transport::Broken
+        | Transport::FirstTokenTimeout
+        | Transport::TotalTimeout
+        | Transport::IdleTimeout
+        | Transport::Cut
+        | Transport::Malformed
+        | Transport::Empty
+        | Transport::Html => verdict,
+    }
 }
 
 fn judge(endpoint: Endpoint, error: &UpstreamError, status: Option<u16>, headers: Headers<'_>, now: Time) -> Verdict {
@@ -503,6 +551,8 @@ mod tests {
             let verdict = transport(kind);
             assert_eq!((verdict.class, verdict.here), (class, here), "{kind:?}");
             assert_eq!((verdict.next, verdict.recourse, verdict.effect), (true, Recourse::General, Effect::Count));
+            let unsent = matches!(kind, Transport::Connect | Transport::ConnectTimeout);
+            assert_eq!(verdict.work, if unsent { Work::Unsent } else { Work::Unknown }, "{kind:?}");
         }
     }
 }

@@ -8,11 +8,10 @@
 //! ```
 //! A [`Committed`] has no `fail`: after the first meaningful byte to the client there is no failover (DESIGN.md 2.4).
 
-use waybill_schema::event::Class;
 use waybill_schema::id::DeploymentId;
 use waybill_schema::time::Time;
 
-use crate::classify::{Here, Recourse, Verdict};
+use crate::classify::{Here, Recourse, Verdict, Work};
 
 /// What bounds the sends of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +35,10 @@ pub struct Limits {
 pub enum Replay {
     /// As long as nothing was output.
     Free,
-    /// Only when the upstream refused it before doing any work.
+    /// Only when the upstream did no work: it refused the request, or never got it.
     RefusedOnly,
+    /// Only when nothing of it went out: what went out is gone.
+    UnsentOnly,
     /// Not at all.
     Never,
 }
@@ -159,7 +160,8 @@ impl Attempt {
         let limits = self.search.limits;
         let repeatable = match limits.replay {
             Replay::Free => true,
-            Replay::RefusedOnly => refused_before_work(verdict.class),
+            Replay::RefusedOnly => matches!(verdict.work, Work::Unsent | Work::Refused),
+            Replay::UnsentOnly => verdict.work == Work::Unsent,
             Replay::Never => false,
         };
         if !repeatable {
@@ -221,27 +223,5 @@ impl Committed {
     /// How many sends there were.
     pub fn sends(&self) -> u16 {
         self.sends
-    }
-}
-
-/// Failures in which the upstream is known to have done no work (DESIGN.md section 10, `/v1/responses` retries).
-fn refused_before_work(class: Class) -> bool {
-    match class {
-        Class::RateLimited
-        | Class::InvalidKey
-        | Class::QuotaExhausted
-        | Class::ModelUnsupported
-        | Class::ContextLength
-        | Class::ContentPolicy => true,
-        Class::Success
-        | Class::Incomplete
-        | Class::Upstream5xx
-        | Class::Timeout
-        | Class::Unavailable
-        | Class::Malformed
-        | Class::Interrupted
-        | Class::CallerError
-        | Class::Cancelled
-        | Class::Abandoned => false,
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use proptest::prelude::*;
-use waybill_routing::classify::{Here, Recourse, Verdict};
+use waybill_routing::classify::{Here, Recourse, Transport, Verdict, transport};
 use waybill_routing::dispatch::{Attempt, End, Limits, Next, Replay, Search, begin};
 use waybill_schema::event::{Class, Effect};
 use waybill_schema::id::DeploymentId;
@@ -80,6 +80,7 @@ fn verdict(word: &str) -> Option<Verdict> {
     };
     let (class, here, next) = match word {
         "ok" => return None,
+        "dead" => return Some(Verdict { recourse, here: Here::No, ..transport(Transport::Connect) }),
         "5xx" => (Class::Upstream5xx, Here::Backoff, true),
         "429" => (Class::RateLimited, Here::Backoff, true),
         "429:30s" => (Class::RateLimited, Here::After(30_000), true),
@@ -88,10 +89,10 @@ fn verdict(word: &str) -> Option<Verdict> {
         "stay" => (Class::Upstream5xx, Here::Backoff, false),
         "timeout" => (Class::Timeout, Here::Backoff, true),
         "field" => (Class::CallerError, Here::Repaired, false),
-        "unreachable" => (Class::Unavailable, Here::No, true),
+        "broken" => (Class::Unavailable, Here::No, true),
         _ => panic!("unknown verdict {word}"),
     };
-    Some(Verdict { class, here, next, recourse, effect: Effect::None, retry_after_ms: None, block_ms: None })
+    Some(Verdict { here, next, recourse, ..Verdict::ended(class, Effect::None) })
 }
 
 /// S3.12, PITFALLS A03, A04
@@ -187,7 +188,9 @@ fn what_may_have_been_done_is_not_repeated() {
     check(once, "429 429 key ok", "a +100 b c ok");
     check(once, "5xx ok", "a Unrepeatable");
     check(once, "timeout ok", "a Unrepeatable");
-    check(once, "unreachable ok", "a Unrepeatable");
+    check(once, "broken ok", "a Unrepeatable");
+    check(once, "dead dead ok", "a b c ok");
+    check(once, "dead broken ok", "a b Unrepeatable");
     check(once, "429 5xx ok", "a +100 Unrepeatable");
     check(once, "context ok", "a Final");
 }
@@ -198,7 +201,18 @@ fn what_is_sent_once_is_never_repeated() {
     let never = Limits { replay: Replay::Never, ..LIMITS };
     check(never, "429 ok", "a Unrepeatable");
     check(never, "key ok", "a Unrepeatable");
+    check(never, "dead ok", "a Unrepeatable");
     check(never, "context ok", "a Final");
+}
+
+/// What is gone once it is sent goes elsewhere only where nothing of it was.
+#[test]
+fn what_went_out_is_gone() {
+    let gone = Limits { replay: Replay::UnsentOnly, ..LIMITS };
+    check(gone, "dead dead ok", "a b c ok");
+    check(gone, "dead 429 ok", "a b Unrepeatable");
+    check(gone, "5xx ok", "a Unrepeatable");
+    check(Limits { max_attempts: 1, retry_times: 0, ..gone }, "dead> ok", "a | b ok");
 }
 
 /// S3.12, S3.18, PITFALLS D05: another pool has its own further deployments; what was tried stays tried, and the sends of
@@ -239,13 +253,10 @@ fn any_verdict() -> impl Strategy<Value = Verdict> {
     let here = prop_oneof![1 => Just(Here::No), 3 => Just(Here::Backoff), 1 => (0..5000u64).prop_map(Here::After)];
     let recourse = prop_oneof![Just(Recourse::None), Just(Recourse::General)];
     (class, here, proptest::bool::weighted(0.9), recourse).prop_map(|(class, here, next, recourse)| Verdict {
-        class,
         here,
         next,
         recourse,
-        effect: Effect::None,
-        retry_after_ms: None,
-        block_ms: None,
+        ..Verdict::ended(class, Effect::None)
     })
 }
 
