@@ -68,7 +68,8 @@ async fn a_gated_request_is_made_once_unless_its_client_or_the_failure_allows_mo
 /// images: a form that passes too, of which nothing went out; a response that is sent once or goes on in the background.
 #[tokio::test]
 async fn a_dead_host_is_passed_over() {
-    let settings = "retry: { responses_single_send: true, backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
+    let settings =
+        "retry: { responses_single_send: true, backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
     let mut world = World::start(plan().settings(settings)).await;
     let client = world.client();
     // Before any connection to it could be kept.

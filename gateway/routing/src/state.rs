@@ -430,9 +430,11 @@ impl Health {
 
     fn block(&mut self, effected: &Effected<'_>, at: Time) {
         self.note(effected.class, at);
-        let until = later(at, effected.thresholds.block_ms);
-        let until = self.blocks.get(effected.model).map_or(until, |block| block.until.max(until));
-        self.blocks.insert(effected.model.clone(), Block { until, reason: effected.class });
+        let block = Block { until: later(at, effected.thresholds.block_ms), reason: effected.class };
+        // The later deadline stands, with its reason: a model that is not there does not become a busy one.
+        if self.blocks.get(effected.model).is_none_or(|standing| standing.until < block.until) {
+            self.blocks.insert(effected.model.clone(), block);
+        }
         while self.blocks.len() > BLOCKS_MAX {
             let soonest = self.blocks.iter().min_by_key(|(_, block)| block.until).map(|(model, _)| model.clone());
             self.blocks.remove(&soonest.expect("more blocks than the bound are not none"));

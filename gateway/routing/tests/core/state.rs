@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use proptest::prelude::*;
 use waybill_routing::state::{AFFINITY_RECORDS_MAX, BLOCKS_MAX, State};
-use waybill_schema::event::{Act, Effect, Event, Fact};
+use waybill_schema::event::{Act, Class, Effect, Event, Fact};
 use waybill_schema::id::AffinityKey;
 use waybill_schema::time::Time;
 
@@ -42,8 +42,9 @@ fn event(words: &[&str]) -> Event {
             facts::prefer(key, of(who), base, whole("ttl").unwrap_or(1000))
         }
         ["attempt", who, what, ..] => {
+            let class = words.contains(&"busy").then_some(Class::Upstream5xx);
             let said =
-                Said { model: after("on"), asks_s: whole("asks"), key: after("for"), block_s: None, class: None };
+                Said { model: after("on"), asks_s: whole("asks"), key: after("for"), block_s: whole("lasting"), class };
             facts::attempt(of(who), effect(what), said)
         }
         ["probe", who, what] => facts::probe(of(who), effect(what)),
@@ -83,7 +84,8 @@ fn look(state: &State, at: i64, out: &mut String) {
         }
         for model in health.blocks.keys() {
             if let Some(block) = health.blocked(model.as_str(), now) {
-                write!(out, ", no {model} until {}s", block.until.0 / 1000).expect("text");
+                let how = if block.reason == Class::Upstream5xx { "busy with" } else { "no" };
+                write!(out, ", {how} {model} until {}s", block.until.0 / 1000).expect("text");
             }
         }
         out.push('\n');
@@ -293,6 +295,22 @@ fn a_block_is_for_one_model_and_ends() {
         "5s a@1: 0 failed, no x until 300s, no y until 305s
          300s a@1: 0 failed, no y until 305s
          301s a@1: 0 failed",
+    );
+}
+
+/// Of two blocks the one that ends later stands, with its reason: what is only busy may be a last resort.
+#[test]
+fn the_later_block_stands_with_its_reason() {
+    check(
+        "0s attempt a blocks on x lasting 600s
+         0s attempt a blocks on y lasting 60s busy
+         1s attempt a blocks on x lasting 60s busy
+         1s attempt a blocks on y lasting 600s
+         1s look
+         590s attempt a blocks on x lasting 60s busy
+         590s look",
+        "1s a@1: 0 failed, no x until 600s, no y until 601s
+         590s a@1: 0 failed, busy with x until 650s, no y until 601s",
     );
 }
 
