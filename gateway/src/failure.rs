@@ -163,7 +163,7 @@ pub(crate) fn show_error(status: StatusCode, headers: &HeaderMap, body: Bytes, v
         if !answer::may_be_json(&headers) {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        return Shown::Theirs { status, headers, body };
+        return Shown::Theirs { status: not_the_callers(status, verdict.class), headers, body };
     }
     let said = plain_words(&body).map_or_else(|| format!("it answered {status}"), str::to_owned);
     Shown::Ours(ours_for(verdict, status, &said))
@@ -184,7 +184,24 @@ pub(crate) fn about_the_gateway(class: Class) -> bool {
 /// The status of an error that came inside a 200: what its body says of itself, else what its class usually has.
 pub(crate) fn fitting_status(verdict: &Verdict, error: &UpstreamError) -> StatusCode {
     let meant = error.status_meant().and_then(|status| StatusCode::from_u16(status).ok());
-    meant.unwrap_or(status_and_code(verdict.class).0)
+    meant.map_or(status_and_code(verdict.class).0, |meant| not_the_callers(meant, verdict.class))
+}
+
+/// The status under which an error of an upstream is shown: its own, but where a client would take it for its own
+/// credential's or account's, which were accepted here. A 403 may be about what was asked for (P10, P15).
+fn not_the_callers(theirs: StatusCode, class: Class) -> StatusCode {
+    let forbids_the_request = theirs == StatusCode::FORBIDDEN && about_the_request(class);
+    match theirs {
+        StatusCode::UNAUTHORIZED | StatusCode::PAYMENT_REQUIRED | StatusCode::FORBIDDEN if !forbids_the_request => {
+            status_and_code(class).0
+        }
+        theirs => theirs,
+    }
+}
+
+/// Whether an error is about what the caller asked for.
+fn about_the_request(class: Class) -> bool {
+    matches!(class, Class::CallerError | Class::ContextLength | Class::ContentPolicy)
 }
 
 /// An error of ours; `theirs` is the upstream's status.
@@ -196,7 +213,8 @@ fn ours_for(verdict: &Verdict, theirs: StatusCode, said: &str) -> Refusal {
     };
     let (status, code) = status_and_code(verdict.class);
     // What the request did wrong, its status tells more closely.
-    let status = if status == StatusCode::BAD_REQUEST && theirs.is_client_error() { theirs } else { status };
+    let closer = about_the_request(verdict.class) && theirs.is_client_error();
+    let status = if closer { not_the_callers(theirs, verdict.class) } else { status };
     Refusal::Upstream { why: why.to_owned(), status, code, retry_after_ms: verdict.retry_after_ms }
 }
 

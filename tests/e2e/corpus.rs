@@ -217,6 +217,7 @@ fn expected(case: &Case, page: &[&str]) -> String {
 fn told(case: &Case, spread: bool) -> String {
     let class = case.row.class.as_str();
     let is_ours = matches!(class, "AUTH" | "QUOTA") || case.row.body.is_none() || is_foreign(case);
+    let about_the_request = matches!(class, "CTX" | "POLICY" | "CALLER" | "STATE");
     let by_class = match class {
         "AUTH" | "QUOTA" => 503,
         "RATE" => 429,
@@ -232,6 +233,8 @@ fn told(case: &Case, spread: bool) -> String {
         (Form::Json, "E08b") => 424,
         (Form::Http, "D16") | (Form::Stream, "D05c" | "D15") => 504,
         (Form::Http, "L11" | "L20") => 413,
+        // M02, Q13b: a client would take these for its own credential's.
+        (Form::Http, _) if matches!(case.row.status, Some(401..=403)) && !about_the_request => by_class,
         (Form::Http, _) if !is_ours => case.row.status.unwrap_or(400),
         _ => by_class,
     };
@@ -242,7 +245,6 @@ fn told(case: &Case, spread: bool) -> String {
         _ => case.wait_ms().map(|ms| ms.div_ceil(1000).min(60)).or((class == "RATE").then_some(1)),
     };
     let wait = wait.map_or("-".to_owned(), |seconds| seconds.to_string());
-    let about_the_request = matches!(class, "CTX" | "POLICY" | "CALLER" | "STATE");
     let stops = is_ours || spread || !about_the_request;
     format!("{status} {} {wait} {}", if is_ours { "ours" } else { "theirs" }, if stops { "false" } else { "-" })
 }

@@ -119,7 +119,9 @@ async fn a_callers_mistake_passes_unchanged_and_costs_nothing() {
     );
 }
 
-/// C18: an upstream that refuses the gateway's credential, or is out of money, is passed over at once.
+/// C18, DESIGN 10: an upstream that refuses the gateway's credential, or is out of money, is passed over at once. Where
+/// nobody is left, what an upstream says under 401, 402 or 403, or of them inside a 200, is not shown as the caller's own:
+/// it comes unchanged under its class's status. A 403 about the content asked for is the caller's.
 #[tokio::test]
 async fn a_refused_credential_is_never_the_callers_401() {
     let members = ["priority: 1", "priority: 2"].map(str::to_owned).to_vec();
@@ -134,6 +136,38 @@ async fn a_refused_credential_is_never_the_callers_401() {
             let answer = world.client().post(dialect.path, &headers, &dialect.body("Hello", false)).await;
             assert_eq!((answer.status.as_u16(), answer.header("x-waybill-deployment")), (200, Some("b/gpt")));
             assert_eq!(world.upstreams[0].calls().len(), calls + 1, "no second try with the same credential");
+        }
+    }
+
+    let world = World::start(Plan::of(&["a"]).settings(ONCE)).await;
+    let unknown = "The model `m` does not exist or you do not have access to it.";
+    let in_200 = |error: Value| Action::JsonErrorIn200 { body: json!({ "error": error }) };
+    let with = |status: u16, error: Value| Action::Status {
+        status,
+        headers: Default::default(),
+        body: json!({ "error": error }),
+    };
+    let told = [
+        (with(401, json!({"message": unknown})), 404),
+        (with(403, json!({"message": unknown})), 404),
+        (with(401, json!({"message": "no", "code": "unsupported_parameter"})), 400),
+        (with(402, json!({"message": "wait", "code": "openrouter_in_flight_budget"})), 429),
+        (with(403, json!({"message": "Content violates usage guidelines."})), 403),
+        (with(403, json!({"message": "input too long", "code": "context_length_exceeded"})), 403),
+        (in_200(json!({"message": unknown, "code": 401})), 404),
+        (in_200(json!({"message": unknown, "type": "permission_error"})), 404),
+        (in_200(json!({"message": "no", "code": "unsupported_parameter", "type": "authentication_error"})), 400),
+        (in_200(json!({"message": "overloaded", "code": "engine_overloaded_error", "type": "billing_error"})), 502),
+        (in_200(json!({"message": "Content violates usage guidelines.", "type": "permission_error"})), 403),
+        (in_200(json!({"message": "no", "type": "not_found_error", "code": "unsupported_parameter"})), 404),
+    ];
+    for (does, status) in told {
+        for dialect in DIALECTS {
+            world.upstreams[0].push(does.clone());
+            let answer = world.client().post(dialect.path, &[], &dialect.body("Hello", false)).await;
+            let (Action::Status { body, .. } | Action::JsonErrorIn200 { body }) = &does else { unreachable!() };
+            let what = format!("{does:?} {}", dialect.path);
+            assert_eq!((answer.status.as_u16(), &answer.json()), (status, body), "{what}");
         }
     }
 }
