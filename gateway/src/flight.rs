@@ -300,8 +300,9 @@ impl Flight {
         search: Search,
         last_resort: bool,
     ) -> Result<(dispatch::Attempt, Place), Box<Stuck>> {
-        // Others may have spent the budget while earlier sends failed; the first was admitted a moment ago.
-        if self.sends > 0 {
+        // Others may have spent the budget while earlier sends failed, or while nobody could be sent to; the first choice
+        // follows its admission at once.
+        if self.sends > 0 || self.view.is_some() {
             let affords = self.gateway.limits.afford(&self.rights, Time::wall_clock());
             affords.map_err(|refusal| Box::new(Stuck::Refused(refusal)))?;
         }

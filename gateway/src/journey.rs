@@ -29,7 +29,7 @@ use crate::flight::{Flight, Landing, Learnt, Seen, Stuck};
 use crate::gate::{self, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
-use crate::relay::{Feed, Relay, class_of};
+use crate::relay::{Feed, Relay, class_of, joined};
 use crate::unpacked::Unpacked;
 use crate::upstream::Send;
 use crate::vault::Kept;
@@ -429,7 +429,7 @@ impl Journey<'_> {
                 Frame::Terminal(terminal) => match class_of(terminal) {
                     Some(class) if !feed.has_output() && self.may_ask_others(flight, class) => {
                         ready.push_back(passed.bytes);
-                        break Failure::refusal(flight, headers, all(&ready));
+                        break Failure::refusal(flight, headers, joined(&mut ready));
                     }
                     Some(class) if !feed.is_empty() => {
                         ready.push_back(passed.bytes);
@@ -441,7 +441,7 @@ impl Journey<'_> {
                 Frame::Error(error) => {
                     ready.push_back(passed.bytes);
                     let failure = Failure::reported(self.arrived.endpoint, &error);
-                    break failure.in_words_of(StatusCode::OK, &headers, all(&ready));
+                    break failure.in_words_of(StatusCode::OK, &headers, joined(&mut ready));
                 }
                 Frame::Foreign(error) => break Failure::reported(self.arrived.endpoint, &error),
             }
@@ -623,11 +623,6 @@ fn mark_unowned(owned: bool, headers: &mut HeaderMap) {
 /// bench`). Alone, a request goes on at once.
 async fn together() {
     tokio::task::yield_now().await;
-}
-
-/// What was held back of a stream, as it came.
-fn all(ready: &VecDeque<Bytes>) -> Bytes {
-    ready.iter().flatten().copied().collect()
 }
 
 /// Whether clients try again by themselves on such a status (CLIENTS.md), whatever else is said. A conflict passes with

@@ -35,8 +35,8 @@ use crate::traffic::Traffic;
 use crate::upstream::{Errand, Upstream};
 use crate::vault::{Claim, Vault};
 
-/// How long a stream under an `Idempotency-Key` is taken to be under way once it has begun, in milliseconds: an hour, more
-/// than any answer takes.
+/// How long a stream under an `Idempotency-Key` is taken to be under way beyond the time to its beginning, in milliseconds:
+/// an hour. One that takes longer has, until it ends, an unknown outcome for who asks again (docs/adr/0039).
 const STREAM_MS: i64 = 3_600_000;
 
 /// The data plane.

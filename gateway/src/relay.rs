@@ -454,7 +454,7 @@ impl Drop for Relay {
 }
 
 /// All of `ready` as one piece.
-fn joined(ready: &mut VecDeque<Bytes>) -> Bytes {
+pub(crate) fn joined(ready: &mut VecDeque<Bytes>) -> Bytes {
     ready.retain(|bytes| !bytes.is_empty());
     match ready.len() {
         1 => ready.pop_front().unwrap_or_default(),
