@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use memchr::memmem;
+use sha2::{Digest as _, Sha256};
 
 /// The longest boundary, in bytes (RFC 2046, section 5.1.1).
 const BOUNDARY_BYTES_MAX: usize = 70;
@@ -125,6 +126,52 @@ impl Watch {
         let kept = self.held.len().saturating_sub(delimiter.len() - 1).max(at);
         self.held.drain(..kept);
         false
+    }
+}
+
+/// A sum of a form that does not depend on its boundary: clients draw a new one for each request, so of one form that is
+/// sent twice no two bodies are equal. What stands between the delimiters is summed, headers and contents, and then the
+/// sums in their order.
+#[derive(Debug)]
+pub struct Digest {
+    /// A line end and the delimiter.
+    marker: Vec<u8>,
+    /// What may be the beginning of a delimiter.
+    held: Vec<u8>,
+    piece: Sha256,
+    pieces: Sha256,
+}
+
+/// The sum of a form.
+pub type Sum = [u8; 32];
+
+impl Digest {
+    /// The digest of a form of which nothing has come yet.
+    pub fn new(form: &Form) -> Self {
+        let marker = [b"\r\n", &form.delimiter[..]].concat();
+        // The first delimiter may stand at the very beginning.
+        Self { marker, held: b"\r\n".to_vec(), piece: Sha256::new(), pieces: Sha256::new() }
+    }
+
+    /// Takes the next bytes.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.held.extend_from_slice(bytes);
+        let mut at = 0;
+        while let Some(found) = memmem::find(&self.held[at..], &self.marker) {
+            self.piece.update(&self.held[at..at + found]);
+            self.pieces.update(self.piece.finalize_reset());
+            at += found + self.marker.len();
+        }
+        let known = self.held.len().saturating_sub(self.marker.len() - 1).max(at);
+        self.piece.update(&self.held[at..known]);
+        self.held.drain(..known);
+    }
+
+    /// The sum of all that came.
+    pub fn finish(mut self) -> Sum {
+        self.piece.update(&self.held);
+        self.pieces.update(self.piece.finalize());
+        self.pieces.finalize().into()
     }
 }
 
@@ -250,6 +297,44 @@ mod tests {
                 assert_eq!(seen, noticed, "in pieces of {size}");
             }
         }
+    }
+
+    fn sum(boundary: &str, body: &str, size: usize) -> Sum {
+        let form = Form::of(&format!("multipart/form-data; boundary={boundary}")).expect("a form");
+        let mut digest = Digest::new(&form);
+        body.as_bytes().chunks(size).for_each(|piece| digest.push(piece));
+        digest.finish()
+    }
+
+    /// However it comes and whatever its boundary: the same form has one sum, and another form another.
+    #[test]
+    fn a_sum_is_of_the_form_and_not_of_its_boundary() {
+        let body = |boundary: &str, name: &str, content: &str| {
+            format!(
+                "--{boundary}\r\nContent-Disposition: form-data; name={name}\r\n\r\n{content}\r\n--{boundary}--\r\n"
+            )
+        };
+        let one = body("XX", "a", "x\r\n--Y");
+        let expected = sum("XX", &one, one.len());
+        for (boundary, same) in [("XX", one.clone()), ("a-much-longer-one", body("a-much-longer-one", "a", "x\r\n--Y"))]
+        {
+            for size in 1..=same.len() {
+                assert_eq!(sum(boundary, &same, size), expected, "{boundary} in pieces of {size}");
+            }
+        }
+        let others = [
+            body("XX", "b", "x\r\n--Y"),
+            body("XX", "a", "x\r\n--Z"),
+            body("XX", "a", "x\r\n--XX\r\n"),
+            one[..one.len() - 2].to_owned(),
+            format!("\r\n{one}"),
+            one.replace("--XX--", "--XX"),
+        ];
+        for other in others {
+            assert_ne!(sum("XX", &other, 7), expected, "{other:?}");
+        }
+        // What is a delimiter in one body and none in the other makes them two.
+        assert_ne!(sum("YY", &one, 7), expected);
     }
 
     proptest! {
