@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
-use waybill_routing::classify::{Recourse, Verdict};
+use waybill_routing::classify::{Recourse, Verdict, Work};
 use waybill_routing::dispatch::{self, Search};
 use waybill_routing::policy::{Policy, Rule, Subject, Walk};
 use waybill_routing::price;
@@ -29,7 +29,7 @@ use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::{Answer, Away, Question};
 use crate::traffic::{Form, Ranks};
-use crate::vault::Deposit;
+use crate::vault::{self, Deposit};
 
 /// One request under way.
 #[derive(Debug)]
@@ -60,6 +60,8 @@ pub struct Flight {
     fallback: bool,
     open: Option<Open>,
     last_class: Option<Class>,
+    /// Whether any of its sends may have done its work.
+    may_be_done: bool,
     /// The `Idempotency-Key` that it has taken.
     deposit: Option<Deposit>,
     landed: bool,
@@ -206,6 +208,7 @@ impl Flight {
             fallback: false,
             open: None,
             last_class: None,
+            may_be_done: false,
             deposit: None,
             landed: false,
         }
@@ -478,7 +481,7 @@ impl Flight {
         self.gateway.ledger.note(Time::wall_clock(), events);
         self.gateway.metrics.request(self.context.endpoint, landing.outcome, latency_ms);
         if let Some(deposit) = self.deposit.take() {
-            self.gateway.vault.settle(deposit, landing.outcome, self.last_class);
+            self.gateway.vault.settle(deposit, landing.outcome, self.may_be_done);
         }
     }
 
@@ -705,6 +708,8 @@ impl Flight {
     fn close(&mut self, verdict: &Verdict, learnt: Learnt) -> Option<Event> {
         let open = self.open.take()?;
         self.last_class = Some(verdict.class);
+        let answered = learnt.status.is_some() && vault::was_answered(verdict.class);
+        self.may_be_done |= verdict.work != Work::Unsent && !answered;
         if open.recorded {
             return None;
         }

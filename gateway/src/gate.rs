@@ -19,11 +19,11 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::classify::{self, Transport, Verdict};
 use waybill_routing::dispatch::{Committed, Replay};
-use waybill_routing::form::{Form, Watch};
+use waybill_routing::form::{Digest, Form, Sum, Watch};
 use waybill_routing::request::BadBody;
 use waybill_schema::event::{Class, Effect, Endpoint, Outcome};
 
-use crate::body::{self, REQUEST_BYTES_MAX};
+use crate::body::{self, Bounds, Stop};
 use crate::flight::{Flight, Landing, Learnt};
 use crate::proxy::Arrived;
 use crate::refusal::Refusal;
@@ -84,15 +84,26 @@ impl Repeats {
 }
 
 /// The `Idempotency-Key` under which a request's outcome is kept: of what is behind the gate, but for images, which are
-/// made once whatever they carry, and for a form that passes, of which nobody can say later whether it was the same.
-pub(crate) fn idempotency_key(arrived: &Arrived) -> Option<&HeaderValue> {
-    let is_kept = match arrived.endpoint {
-        Endpoint::ImageGenerations | Endpoint::ImageEdits => false,
-        Endpoint::Responses => true,
-        endpoint => endpoint.is_native(),
+/// made once whatever they carry.
+pub(crate) fn idempotency_key(endpoint: Endpoint, headers: &HeaderMap) -> Option<&HeaderValue> {
+    let is_kept = match endpoint {
+        Endpoint::Responses
+        | Endpoint::Speech
+        | Endpoint::Transcriptions
+        | Endpoint::Translations
+        | Endpoint::Videos
+        | Endpoint::Music
+        | Endpoint::Moderations
+        | Endpoint::Rerank => true,
+        Endpoint::ImageGenerations
+        | Endpoint::ImageEdits
+        | Endpoint::Chat
+        | Endpoint::Messages
+        | Endpoint::CountTokens
+        | Endpoint::Embeddings
+        | Endpoint::Completions => false,
     };
-    let passes = arrived.form.as_ref().is_some_and(Filled::passes);
-    arrived.headers.get("idempotency-key").filter(|_| is_kept && !passes)
+    headers.get("idempotency-key").filter(|_| is_kept)
 }
 
 /// The form that a request to `endpoint` is, if it is one that may be read in passing.
@@ -112,6 +123,9 @@ pub(crate) struct Filled {
     length: Option<u64>,
     upload: Arc<Mutex<Upload>>,
     passes: bool,
+    /// Whether it is summed while it passes: it carries an `Idempotency-Key`.
+    is_keyed: bool,
+    bounds: Bounds,
 }
 
 /// What of a form comes after its beginning.
@@ -120,6 +134,19 @@ struct Upload {
     /// What has not been read yet; nothing where the form was read whole, or is on its way.
     rest: Option<Incoming>,
     fate: Fate,
+    /// The sum of the form, once all of it has passed.
+    sum: Option<Sum>,
+}
+
+/// A form that passes, to be known by its sum once it has.
+#[derive(Debug)]
+pub(crate) struct Coming(Arc<Mutex<Upload>>);
+
+impl Coming {
+    /// The sum of the form, where all of it has passed.
+    pub(crate) fn sum(&self) -> Option<Sum> {
+        lock(&self.0).sum
+    }
 }
 
 /// What became of a body on its way from a client.
@@ -127,8 +154,7 @@ struct Upload {
 enum Fate {
     Coming,
     Sent,
-    Gone,
-    TooLarge,
+    Stopped(Stop),
     Twice,
 }
 
@@ -140,27 +166,17 @@ pub(crate) struct Gathered {
 
 /// Reads `body` until the model of `form` is known, or `whole`.
 ///
-/// Errors when it breaks off, says nothing for `silence`, is too large, or names no model in its first
-/// [`FORM_HEAD_BYTES_MAX`] bytes.
-pub(crate) async fn gather(
-    body: &mut Incoming,
-    form: &Form,
-    silence: Duration,
-    whole: bool,
-) -> Result<Gathered, Refusal> {
+/// Errors when it does not keep to its bounds, breaks off, or names no model in its first [`FORM_HEAD_BYTES_MAX`] bytes.
+pub(crate) async fn gather(body: &mut Incoming, form: &Form, bounds: Bounds, whole: bool) -> Result<Gathered, Refusal> {
     let short = body.size_hint().exact().is_some_and(|length| length <= FORM_HEAD_BYTES_MAX as u64);
-    let too_large = || Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX };
-    if body.size_hint().lower() > REQUEST_BYTES_MAX as u64 {
-        return Err(too_large());
-    }
     let mut bytes = BytesMut::new();
     loop {
-        let Some(data) = body::next(body, silence).await? else {
+        let Some(data) = body::next(body, bounds).await.map_err(|stop| bounds.refusal(stop))? else {
             return Ok(Gathered { bytes: bytes.freeze(), ended: true });
         };
         bytes.extend_from_slice(&data);
-        if bytes.len() > REQUEST_BYTES_MAX {
-            return Err(too_large());
+        if bytes.len() > bounds.bytes_max {
+            return Err(bounds.refusal(Stop::TooLarge));
         }
         if whole || short {
             continue;
@@ -179,8 +195,14 @@ fn model_at(form: &Form, bytes: &[u8]) -> Option<Range<usize>> {
 }
 
 impl Filled {
-    /// The form that `bytes` begin, with what has not come yet.
-    pub(crate) fn new(form: Form, bytes: &[u8], headers: &HeaderMap, rest: Option<Incoming>) -> Result<Self, BadBody> {
+    /// The form that `bytes` begin, with what has not come yet; `is_keyed` where its outcome is kept under a key.
+    pub(crate) fn new(
+        form: Form,
+        (bytes, rest): (&[u8], Option<Incoming>),
+        headers: &HeaderMap,
+        is_keyed: bool,
+        bounds: Bounds,
+    ) -> Result<Self, BadBody> {
         let model_at = model_at(&form, bytes).ok_or(BadBody::Model)?;
         let model = std::str::from_utf8(&bytes[model_at.clone()]).map_err(BadBody::Utf8)?.to_owned();
         if Watch::new(form.clone(), "model").push(&bytes[model_at.end..]) {
@@ -188,8 +210,8 @@ impl Filled {
         }
         let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let passes = rest.is_some();
-        let upload = Arc::new(Mutex::new(Upload { rest, fate: Fate::Coming }));
-        Ok(Self { form, model, model_at, length, upload, passes })
+        let upload = Arc::new(Mutex::new(Upload { rest, fate: Fate::Coming, sum: None }));
+        Ok(Self { form, model, model_at, length, upload, passes, is_keyed, bounds })
     }
 
     /// The model it names.
@@ -224,14 +246,52 @@ impl Filled {
         let rest = self.unread();
         let mut watch = Watch::new(self.form.clone(), "model");
         watch.push(&bytes[self.model_at.end..]);
+        let digest = self.is_keyed.then(|| self.digest(bytes));
         Outgoing::Passing(Box::new(Passing {
             left: self.length.map(|length| length.saturating_sub(bytes.len() as u64) + head.len() as u64),
             taken: bytes.len(),
             head: Some(head),
             rest: Some(rest.expect("a body of which something went out is not sent again")),
             watch,
+            digest,
             upload: self.upload.clone(),
+            bounds: self.bounds,
+            silence: Silence::of(self.bounds.silence),
+            waits_since: None,
         }))
+    }
+
+    fn digest(&self, bytes: &[u8]) -> Digest {
+        let mut digest = Digest::new(&self.form);
+        digest.push(bytes);
+        digest
+    }
+
+    /// What its sum will be known from, where it passes.
+    pub(crate) fn coming(&self) -> Coming {
+        Coming(self.upload.clone())
+    }
+
+    /// Its sum, for which what has not come yet is read and dropped; `bytes` are what the form was made from.
+    pub(crate) async fn sum(&self, bytes: &[u8]) -> Result<Sum, Refusal> {
+        let mut digest = self.digest(bytes);
+        let Some(mut rest) = self.unread() else { return Ok(digest.finish()) };
+        let mut taken = bytes.len();
+        let stopped = loop {
+            match body::next(&mut rest, self.bounds).await {
+                Ok(Some(data)) => {
+                    taken += data.len();
+                    digest.push(&data);
+                }
+                Ok(None) => return Ok(digest.finish()),
+                Err(stop) => break stop,
+            }
+            if taken > self.bounds.bytes_max {
+                break Stop::TooLarge;
+            }
+        };
+        lock(&self.upload).rest = Some(rest);
+        Err(self.bounds.refusal(stopped))
     }
 
     /// What has neither been read nor sent; whoever asks takes it.
@@ -243,8 +303,7 @@ impl Filled {
     pub(crate) fn blame(&self) -> Option<Refusal> {
         match lock(&self.upload).fate {
             Fate::Coming | Fate::Sent => None,
-            Fate::Gone => Some(Refusal::BodyUnread),
-            Fate::TooLarge => Some(Refusal::TooLarge { limit_bytes: REQUEST_BYTES_MAX }),
+            Fate::Stopped(stop) => Some(self.bounds.refusal(stop)),
             Fate::Twice => Some(BadBody::ModelTwice.into()),
         }
     }
@@ -279,7 +338,12 @@ pub struct Passing {
     /// Bytes taken from the client.
     taken: usize,
     watch: Watch,
+    digest: Option<Digest>,
     upload: Arc<Mutex<Upload>>,
+    bounds: Bounds,
+    silence: Silence,
+    /// Since when nothing has come that was asked for: a client whom nobody reads is not silent.
+    waits_since: Option<Instant>,
 }
 
 /// The client's body is not sent on.
@@ -307,7 +371,7 @@ impl Body for Outgoing {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(whole) => whole.is_end_stream(),
-            Self::Passing(_) => false,
+            Self::Passing(passing) => passing.left == Some(0),
         }
     }
 
@@ -326,18 +390,30 @@ impl Passing {
         }
         loop {
             let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
-            let data = match ready!(Pin::new(rest).poll_frame(cx)) {
-                None => return self.end(Fate::Sent),
-                Some(Err(_)) => return self.end(Fate::Gone),
+            let Poll::Ready(next) = Pin::new(rest).poll_frame(cx) else {
+                let since = *self.waits_since.get_or_insert_with(Instant::now);
+                ready!(self.silence.poll(cx, since));
+                return self.stop(Fate::Stopped(Stop::Late));
+            };
+            self.waits_since = None;
+            let data = match next {
+                None => {
+                    self.sent();
+                    return Poll::Ready(None);
+                }
+                Some(Err(_)) => return self.stop(Fate::Stopped(Stop::Broken)),
                 Some(Ok(frame)) => frame.into_data(),
             };
             let Ok(data) = data else { continue };
             self.taken += data.len();
-            if self.taken > REQUEST_BYTES_MAX {
-                return self.end(Fate::TooLarge);
+            if self.taken > self.bounds.bytes_max {
+                return self.stop(Fate::Stopped(Stop::TooLarge));
             }
             if self.watch.push(&data) {
-                return self.end(Fate::Twice);
+                return self.stop(Fate::Twice);
+            }
+            if let Some(digest) = &mut self.digest {
+                digest.push(&data);
             }
             return self.give(data);
         }
@@ -345,12 +421,24 @@ impl Passing {
 
     fn give(&mut self, bytes: Bytes) -> Poll<Option<Result<Bytes, Stopped>>> {
         self.left = self.left.map(|left| left.saturating_sub(bytes.len() as u64));
+        // Nobody asks for more than the length that was said.
+        if self.left == Some(0) {
+            self.sent();
+        }
         Poll::Ready(Some(Ok(bytes)))
     }
 
-    fn end(&self, fate: Fate) -> Poll<Option<Result<Bytes, Stopped>>> {
+    /// Notes, before the last bytes go out, that the form is whole.
+    fn sent(&mut self) {
+        let sum = self.digest.take().map(Digest::finish);
+        let mut upload = lock(&self.upload);
+        upload.fate = Fate::Sent;
+        upload.sum = upload.sum.or(sum);
+    }
+
+    fn stop(&self, fate: Fate) -> Poll<Option<Result<Bytes, Stopped>>> {
         lock(&self.upload).fate = fate;
-        Poll::Ready(if fate == Fate::Sent { None } else { Some(Err(Stopped)) })
+        Poll::Ready(Some(Err(Stopped)))
     }
 }
 

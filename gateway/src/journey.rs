@@ -9,7 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use waybill_routing::classify::{self, Here, Recourse, Transport, Verdict};
@@ -24,9 +23,10 @@ use waybill_schema::id::ModelName;
 use waybill_schema::time::Time;
 
 use crate::answer::{self, Body, Marks, full};
+use crate::body::{self, Bounds};
 use crate::failure::{self, Empty, Failure, Shown, show_error};
 use crate::flight::{Flight, Landing, Learnt, Seen, Stuck};
-use crate::gate::{self, Outgoing, Passage, Repeats};
+use crate::gate::{self, Filled, Outgoing, Passage, Repeats};
 use crate::proxy::{Arrived, Gateway};
 use crate::refusal::{Refusal, retry_after};
 use crate::relay::{Feed, Relay, class_of, joined};
@@ -257,11 +257,18 @@ impl Journey<'_> {
         }
     }
 
-    /// The time for the first meaningful frame of a stream; a plain answer has until the request's deadline.
+    /// The time for the first meaningful frame of a stream, or for a plain answer. One without a limit of its own has until
+    /// the request's deadline; so has one to a form that passes, which waits for its client first.
     fn first_token_limit(&self, flight: &Flight) -> Duration {
         let retry = &self.arrived.serving.config.retry;
         let own = flight.first_token_seconds().unwrap_or(retry.first_token_seconds);
-        seconds(if self.inbound.stream { own } else { retry.timeout_seconds })
+        let plain = retry.plain_seconds.filter(|_| !self.arrived.form.as_ref().is_some_and(Filled::passes));
+        seconds(if self.inbound.stream { own } else { plain.unwrap_or(retry.timeout_seconds) })
+    }
+
+    /// What an answer that is read whole must keep to; the time for all of it is its send's.
+    fn bounds(&self, bytes_max: usize) -> Bounds {
+        Bounds { bytes_max, silence: seconds(self.arrived.serving.config.retry.idle_seconds), deadline: None }
     }
 
     /// The body with this upstream's model name; the client's own bytes where nothing changes.
@@ -307,18 +314,17 @@ impl Journey<'_> {
             return Err(fault(Transport::Html));
         }
         loop {
-            let frame = body.frame().await.ok_or_else(|| fault(Transport::Empty))?;
-            let frame = frame.map_err(|_| fault(Transport::Cut))?;
-            if let Some(first) = frame.into_data().ok().filter(|data| !data.is_empty()) {
+            let next = body::next(&mut body, self.bounds(ANSWER_BYTES_MAX)).await;
+            let first = next.map_err(|stop| fault(stop.into()))?.ok_or_else(|| fault(Transport::Empty))?;
+            if !first.is_empty() {
                 flight.first_token();
                 return Ok(Answer::Passing { status: head.status, headers: head.headers, first, body });
             }
         }
     }
 
-    async fn read_error(&self, flight: &Flight, head: http::response::Parts, body: Unpacked) -> Failure {
-        let body =
-            Limited::new(body, ERROR_BYTES_MAX).collect().await.map(|whole| whole.to_bytes()).unwrap_or_default();
+    async fn read_error(&self, flight: &Flight, head: http::response::Parts, mut body: Unpacked) -> Failure {
+        let body = body::collect(&mut body, self.bounds(ERROR_BYTES_MAX)).await.unwrap_or_default();
         let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
         let now = Time::wall_clock();
         let mut verdict = classify::head(self.arrived.endpoint, head.status.as_u16(), &header, &body, now);
@@ -341,11 +347,11 @@ impl Journey<'_> {
         &self,
         flight: &Flight,
         head: http::response::Parts,
-        body: Unpacked,
+        mut body: Unpacked,
     ) -> Result<Answer, Failure> {
         let status = Some(head.status.as_u16());
-        let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-        let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
+        let whole = body::collect(&mut body, self.bounds(ANSWER_BYTES_MAX)).await;
+        let body = whole.map_err(|stop| Failure::transport(stop.into()).with_status(status))?;
         if !answer::may_be_json(&head.headers) {
             return Err(Failure::transport(Transport::Html).with_status(status));
         }
@@ -377,10 +383,10 @@ impl Journey<'_> {
     }
 
     /// Reads what an upstream says of a response that it keeps, whatever that is.
-    async fn read_kept(&self, head: http::response::Parts, body: Unpacked) -> Result<Answer, Failure> {
+    async fn read_kept(&self, head: http::response::Parts, mut body: Unpacked) -> Result<Answer, Failure> {
         let status = Some(head.status.as_u16());
-        let whole = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-        let body = whole.map_err(|_| Failure::transport(Transport::Cut).with_status(status))?.to_bytes();
+        let whole = body::collect(&mut body, self.bounds(ANSWER_BYTES_MAX)).await;
+        let body = whole.map_err(|stop| Failure::transport(stop.into()).with_status(status))?;
         let whole = observe::json(self.arrived.endpoint, &body).ok();
         let response = whole.and_then(|whole| {
             let ended = whole.terminal.can_be_continued();

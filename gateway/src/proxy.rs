@@ -19,7 +19,7 @@ use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
 use crate::answer::{self, Body, Marks};
-use crate::body;
+use crate::body::{self, Bounds};
 use crate::continuation::{self, Tie};
 use crate::flight::{self, Crossing, Departure, Flight, Landing};
 use crate::gate::{self, Filled, Gathered, Repeats};
@@ -33,7 +33,7 @@ use crate::serving::Serving;
 use crate::shared::SharedState;
 use crate::traffic::Traffic;
 use crate::upstream::{Errand, Upstream};
-use crate::vault::{Claim, Vault};
+use crate::vault::{Asked, Claim, Vault};
 
 /// How long a stream under an `Idempotency-Key` is taken to be under way beyond the time to its beginning, in milliseconds:
 /// an hour. One that takes longer has, until it ends, an unknown outcome for who asks again (docs/adr/0039).
@@ -93,7 +93,7 @@ pub async fn handle(
     let key = match authenticate(&serving, &head.headers) {
         Ok(key) => key,
         Err(refusal) => {
-            body::discard(body).await;
+            body::leave(body, &head.headers).await;
             return turn_away(&gateway, endpoint, &id, &refusal);
         }
     };
@@ -125,13 +125,23 @@ pub async fn handle(
 impl Arrived {
     /// Reads the body, or the beginning of a form that passes.
     async fn read(&mut self, mut body: Incoming) -> Result<(), Refusal> {
-        let silence = Duration::from_secs(self.serving.config.client_idle_seconds.into());
+        let bounds = bounds(&self.serving, self.begun);
+        let coding = match body::admit(&body, &self.headers, bounds) {
+            Ok(coding) => coding,
+            Err(refusal) => {
+                body::leave(body, &self.headers).await;
+                return Err(refusal);
+            }
+        };
         let form = gate::form_of(self.endpoint, &self.headers);
         let read = async {
-            Ok(match &form {
-                Some(form) => gate::gather(&mut body, form, silence, is_guarded(&self.serving, &self.key)).await?,
-                None => Gathered { bytes: body::read(&mut body, &mut self.headers, silence).await?, ended: true },
-            })
+            match &form {
+                Some(form) => gate::gather(&mut body, form, bounds, is_guarded(&self.serving, &self.key)).await,
+                None => {
+                    let bytes = body::read(&mut body, &mut self.headers, coding, bounds).await?;
+                    Ok(Gathered { bytes, ended: true })
+                }
+            }
         };
         let Gathered { bytes, ended } = match read.await {
             Ok(read) => read,
@@ -141,7 +151,9 @@ impl Arrived {
             }
         };
         let rest = (!ended).then_some(body);
-        self.form = form.map(|form| Filled::new(form, &bytes, &self.headers, rest)).transpose()?;
+        let is_keyed = gate::idempotency_key(self.endpoint, &self.headers).is_some();
+        let form = form.map(|form| Filled::new(form, (&bytes, rest), &self.headers, is_keyed, bounds));
+        self.form = form.transpose()?;
         self.body = bytes;
         Ok(())
     }
@@ -188,6 +200,16 @@ fn refuse(gateway: &Gateway, arrived: &Arrived, refusal: &Refusal) -> Response<B
         Landing { outcome: Outcome::Refused, status: Some(refusal.status().as_u16()), code: Some(refusal.code()) };
     flight::grounded(gateway, &arrived.request, context, landing, arrived.begun);
     response
+}
+
+/// What the body of a request that began at `begun` must keep to: it has as long as the request itself.
+fn bounds(serving: &Serving, begun: Instant) -> Bounds {
+    let config = &serving.config;
+    Bounds {
+        bytes_max: (config.body_mib_max as usize) << 20,
+        silence: Duration::from_secs(config.client_idle_seconds.into()),
+        deadline: Some(begun + Duration::from_secs(config.retry.timeout_seconds.into())),
+    }
 }
 
 /// Whether guardrails must see the whole of what holders of `key` send.
@@ -249,12 +271,16 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
 
 /// Takes the `Idempotency-Key` of a request whose outcome is kept under it.
 async fn claim(gateway: &Gateway, arrived: &Arrived, flight: &Flight) -> Result<Option<Claim>, Refusal> {
-    let Some(key) = gate::idempotency_key(arrived) else { return Ok(None) };
+    let Some(key) = gate::idempotency_key(arrived.endpoint, &arrived.headers) else { return Ok(None) };
     let timeout_ms = i64::from(arrived.serving.config.retry.timeout_seconds) * 1000;
     let stream_ms = if flight.context().stream { STREAM_MS } else { 0 };
     let until = Time::wall_clock().plus_ms(timeout_ms + stream_ms);
     let scope = &flight.context().scope;
-    gateway.vault.claim(scope, arrived.endpoint, key, &arrived.body, until).await.map(Some)
+    let asked = match &arrived.form {
+        Some(form) => Asked::Form(form, &arrived.body),
+        None => Asked::Bytes(&arrived.body),
+    };
+    gateway.vault.claim(scope, arrived.endpoint, key, asked, until).await.map(Some)
 }
 
 /// DESIGN.md section 4, step 1: what is refused here touches no deployment's health and no chain. What costs nothing is

@@ -36,9 +36,9 @@ pub enum Refusal {
     /// The body broke off.
     #[error("the request body could not be read to its end")]
     BodyUnread,
-    /// The body stopped coming.
-    #[error("the request body stopped coming before its end")]
-    BodySilent,
+    /// The body stopped coming, or took too long as a whole.
+    #[error("the request body did not come in time")]
+    BodyLate,
     /// The body is packed in a way that is not known here.
     #[error("a body in `content-encoding: {0}` is not understood: send it plain or as `zstd`")]
     UnknownCoding(String),
@@ -184,7 +184,7 @@ impl Refusal {
                 ..caller(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large")
             },
             Self::BodyUnread => Shape { retry: None, ..caller(StatusCode::BAD_REQUEST, "body_unread") },
-            Self::BodySilent => Shape { retry: None, ..caller(StatusCode::REQUEST_TIMEOUT, "body_timeout") },
+            Self::BodyLate => Shape { retry: None, ..caller(StatusCode::REQUEST_TIMEOUT, "body_timeout") },
             Self::UnknownCoding(_) => caller(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_content_encoding"),
             Self::BodyPacked => caller(StatusCode::BAD_REQUEST, "invalid_body"),
             Self::BadBody(_) => caller(StatusCode::BAD_REQUEST, "invalid_body"),
@@ -276,7 +276,7 @@ impl Refusal {
             Self::InvalidApiKey
             | Self::TooLarge { .. }
             | Self::BodyUnread
-            | Self::BodySilent
+            | Self::BodyLate
             | Self::UnknownCoding(_)
             | Self::BodyPacked
             | Self::NoRecord

@@ -13,11 +13,13 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::{self, Receiver, Sender};
+use waybill_routing::form::Sum;
 use waybill_schema::event::{Class, Endpoint, Outcome};
 use waybill_schema::id::ScopeId;
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
 
+use crate::gate::{Coming, Filled};
 use crate::refusal::Refusal;
 
 pub use shelf::{Shelf, ShelfError};
@@ -38,8 +40,8 @@ const ASK_AGAIN_MS: u64 = 2000;
 pub struct Vault {
     shelf: Shelf,
     secret: DeploymentSecret,
-    ends: Sender<(Place, End)>,
-    waiting: Mutex<Receiver<(Place, End)>>,
+    ends: Sender<(Place, Option<String>, End)>,
+    waiting: Mutex<Receiver<(Place, Option<String>, End)>>,
 }
 
 /// Where an outcome lies, and how it is sealed.
@@ -47,14 +49,32 @@ pub struct Vault {
 struct Place {
     id: String,
     key: [u8; 32],
-    body: String,
+}
+
+/// What a request asks for under a key, as far as it tells one request from another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked<'a> {
+    /// All of its bytes.
+    Bytes(&'a [u8]),
+    /// A form, and what of it has come: the same whatever its boundary.
+    Form(&'a Filled, &'a [u8]),
 }
 
 /// A key that a request has taken, until its end is known.
 #[derive(Debug)]
 pub struct Deposit {
     place: Place,
+    body: Mark,
     kept: Option<Kept>,
+}
+
+/// What the body of a taken key is known by.
+#[derive(Debug)]
+enum Mark {
+    /// Its keyed hash.
+    Known(String),
+    /// That of what still comes, for this caller.
+    Coming(ScopeId, Coming),
 }
 
 /// An answer as it was given.
@@ -79,8 +99,8 @@ enum End {
 /// What a key holds, beside the body of an answer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
-    /// The keyed hash of the request's body.
-    body: String,
+    /// The keyed hash of the request's body; none of a form that passes, until it has, and for ever where it never did.
+    body: Option<String>,
     state: State,
 }
 
@@ -114,60 +134,79 @@ impl Vault {
     /// Keeps what ends, for ever.
     pub async fn run(&self) {
         let mut waiting = self.waiting.lock().await;
-        while let Some((place, end)) = waiting.recv().await {
-            if let Err(error) = self.end(&place, end).await {
+        while let Some((place, body, end)) = waiting.recv().await {
+            if let Err(error) = self.end(&place, body, end).await {
                 tracing::warn!(%error, "an outcome could not be kept; it will not be repeated");
             }
         }
     }
 
-    /// Takes the key that `headers` give to a request of `scope` with this body, unless it is taken or has its answer.
-    /// `until` is when the request will have ended.
+    /// Takes the key of a request of `scope` that asks for this, unless it is taken or has its answer. `until` is when the
+    /// request will have ended. A form that passes is read to its end only to be told from the one that was answered.
     pub(crate) async fn claim(
         &self,
         scope: &ScopeId,
         endpoint: Endpoint,
         key: &HeaderValue,
-        body: &[u8],
+        asked: Asked<'_>,
         until: Time,
     ) -> Result<Claim, Refusal> {
         let key = key.as_bytes();
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
             return Err(Refusal::InvalidIdempotencyKey);
         }
-        let place = self.place(scope, endpoint, key, body);
+        let place = self.place(scope, endpoint, key);
+        let mark = match asked {
+            Asked::Form(form, _) if form.passes() => Mark::Coming(scope.clone(), form.coming()),
+            Asked::Form(..) | Asked::Bytes(_) => Mark::Known(self.body(scope, asked).await?),
+        };
         let now = Time::wall_clock();
-        let begun = place.seal(&Note { body: place.body.clone(), state: State::Begun(until) }, &[]);
+        let begun = place.seal(&Note { body: mark.known().cloned(), state: State::Begun(until) }, &[]);
         let standing = self.shelf.put_if_absent(&place.id, &begun, now).await.map_err(|_| Refusal::VaultAway)?;
-        let Some(standing) = standing else { return Ok(Claim::Taken(Deposit { place, kept: None })) };
+        let Some(standing) = standing else { return Ok(Claim::Taken(Deposit { place, body: mark, kept: None })) };
         let (note, kept) = place.open(standing).ok_or(Refusal::OutcomeUnknown)?;
-        if note.body != place.body {
+        if mark.known().zip(note.body.as_ref()).is_some_and(|(asked, standing)| asked != standing) {
             return Err(Refusal::IdempotencyKeyReused);
         }
         match note.state {
-            State::Done { status, content_type } => Ok(Claim::Done(Kept {
-                status: StatusCode::from_u16(status).unwrap_or(StatusCode::OK),
-                content_type: content_type.and_then(|text| HeaderValue::from_str(&text).ok()),
-                body: kept,
-            })),
+            State::Done { status, content_type } => {
+                let body = match mark {
+                    Mark::Known(body) => body,
+                    Mark::Coming(..) => self.body(scope, asked).await?,
+                };
+                if note.body != Some(body) {
+                    return Err(Refusal::IdempotencyKeyReused);
+                }
+                Ok(Claim::Done(Kept {
+                    status: StatusCode::from_u16(status).unwrap_or(StatusCode::OK),
+                    content_type: content_type.and_then(|text| HeaderValue::from_str(&text).ok()),
+                    body: kept,
+                }))
+            }
             State::Begun(until) if until > now => Err(Refusal::InProgress { wait_ms: ASK_AGAIN_MS }),
             State::Begun(_) | State::Unknown => Err(Refusal::OutcomeUnknown),
         }
     }
 
-    /// Ends what `deposit` has taken, by how its request ended.
-    pub(crate) fn settle(&self, deposit: Deposit, outcome: Outcome, class: Option<Class>) {
-        let end = match (outcome, deposit.kept) {
-            (Outcome::Success, Some(kept)) => End::Keep(kept),
-            (Outcome::Refused | Outcome::Failed, _) if class.is_none_or(was_answered) => End::Free,
-            _ => End::Unknown,
+    /// Ends what `deposit` has taken, by how its request ended, and whether any of its sends may have done its work. An
+    /// answer that came before the end of the form that it answers is not kept: nobody could say what it was given to.
+    pub(crate) fn settle(&self, deposit: Deposit, outcome: Outcome, may_be_done: bool) {
+        let body = match deposit.body {
+            Mark::Known(body) => Some(body),
+            Mark::Coming(scope, form) => form.sum().map(|sum| self.of_form(&scope, &sum)),
         };
-        if self.ends.try_send((deposit.place, end)).is_err() {
+        let end = match (outcome, deposit.kept) {
+            (Outcome::Success, Some(kept)) if body.is_some() => End::Keep(kept),
+            (Outcome::Refused | Outcome::Failed | Outcome::Cancelled, _) if !may_be_done => End::Free,
+            (Outcome::Success | Outcome::Interrupted | Outcome::Abandoned, _)
+            | (Outcome::Refused | Outcome::Failed | Outcome::Cancelled, _) => End::Unknown,
+        };
+        if self.ends.try_send((deposit.place, body, end)).is_err() {
             tracing::warn!("an outcome could not be kept; it will not be repeated");
         }
     }
 
-    async fn end(&self, place: &Place, end: End) -> Result<(), ShelfError> {
+    async fn end(&self, place: &Place, mark: Option<String>, end: End) -> Result<(), ShelfError> {
         let now = Time::wall_clock();
         let (state, body) = match end {
             End::Free => return self.shelf.remove(&place.id).await,
@@ -177,11 +216,23 @@ impl Vault {
                 (State::Done { status: status.as_u16(), content_type }, body)
             }
         };
-        let sealed = place.seal(&Note { body: place.body.clone(), state }, &body);
+        let sealed = place.seal(&Note { body: mark, state }, &body);
         self.shelf.put(&place.id, &sealed, now).await
     }
 
-    fn place(&self, scope: &ScopeId, endpoint: Endpoint, key: &[u8], body: &[u8]) -> Place {
+    /// The keyed hash by which the whole of what is asked for is known.
+    async fn body(&self, scope: &ScopeId, asked: Asked<'_>) -> Result<String, Refusal> {
+        match asked {
+            Asked::Bytes(bytes) => Ok(self.secret.hash(scope, "idempotency-body", bytes)),
+            Asked::Form(form, bytes) => Ok(self.of_form(scope, &form.sum(bytes).await?)),
+        }
+    }
+
+    fn of_form(&self, scope: &ScopeId, sum: &Sum) -> String {
+        self.secret.hash(scope, "idempotency-form", sum)
+    }
+
+    fn place(&self, scope: &ScopeId, endpoint: Endpoint, key: &[u8]) -> Place {
         let hash = |purpose, content: &[u8]| self.secret.hash(scope, purpose, content);
         let id = hash("idempotency-key", &[endpoint.path().as_bytes(), b"\x1f", key].concat());
         let mut sealing = [0; 32];
@@ -189,12 +240,12 @@ impl Vault {
         for (half, purpose) in sealing.chunks_mut(16).zip(["vault-key-1", "vault-key-2"]) {
             hex::decode_to_slice(hash(purpose, id.as_bytes()), half).expect("a hash is 32 hex digits");
         }
-        Place { body: hash("idempotency-body", body), id, key: sealing }
+        Place { id, key: sealing }
     }
 }
 
 /// Whether a failure is one that the upstream itself answered with: what it was asked for was not done.
-fn was_answered(class: Class) -> bool {
+pub(crate) fn was_answered(class: Class) -> bool {
     match class {
         Class::RateLimited
         | Class::InvalidKey
@@ -212,6 +263,15 @@ fn was_answered(class: Class) -> bool {
         | Class::Interrupted
         | Class::Cancelled
         | Class::Abandoned => false,
+    }
+}
+
+impl Mark {
+    fn known(&self) -> Option<&String> {
+        match self {
+            Self::Known(body) => Some(body),
+            Self::Coming(..) => None,
+        }
     }
 }
 
@@ -291,7 +351,7 @@ mod tests {
 
     async fn claim(vault: &Vault, scope: &str, body: &str, until: Time) -> String {
         let key = HeaderValue::from_static("k-1");
-        match vault.claim(&scope.into(), Endpoint::Speech, &key, body.as_bytes(), until).await {
+        match vault.claim(&scope.into(), Endpoint::Speech, &key, Asked::Bytes(body.as_bytes()), until).await {
             Ok(Claim::Taken(_)) => "taken".to_owned(),
             Ok(Claim::Done(kept)) => format!("{} {}", kept.status.as_u16(), String::from_utf8_lossy(&kept.body)),
             Err(refusal) => refusal.code().to_owned(),
@@ -303,8 +363,10 @@ mod tests {
     }
 
     async fn end(vault: &Vault, scope: &str, body: &str, end: End) {
-        let place = vault.place(&scope.into(), Endpoint::Speech, b"k-1", body.as_bytes());
-        vault.end(&place, end).await.expect("the shelf takes it");
+        let (scope, asked) = (scope.into(), Asked::Bytes(body.as_bytes()));
+        let place = vault.place(&scope, Endpoint::Speech, b"k-1");
+        let body = vault.body(&scope, asked).await.expect("all of it is here");
+        vault.end(&place, Some(body), end).await.expect("the shelf takes it");
     }
 
     #[tokio::test]
@@ -334,9 +396,9 @@ mod tests {
     #[test]
     fn what_is_sealed_opens_in_its_place_alone() {
         let vault = vault();
-        let place = vault.place(&"a".into(), Endpoint::Speech, b"k-1", b"body");
-        let other = vault.place(&"b".into(), Endpoint::Speech, b"k-1", b"body");
-        let note = Note { body: "h".to_owned(), state: State::Unknown };
+        let place = vault.place(&"a".into(), Endpoint::Speech, b"k-1");
+        let other = vault.place(&"b".into(), Endpoint::Speech, b"k-1");
+        let note = Note { body: Some("h".to_owned()), state: State::Unknown };
         let sealed = place.seal(&note, b"sphinx");
         assert!(!sealed.windows(6).any(|six| six == b"sphinx"));
         assert_ne!(sealed, place.seal(&note, b"sphinx"), "no two nonces are one");

@@ -203,6 +203,7 @@ fn a_setting_left_out_has_its_default() {
     let config = good(MINIMAL, &[]);
     assert_eq!((config.listen.as_str(), config.admin_token, config.deployment_secret), ("127.0.0.1:4000", None, None));
     assert_eq!((config.log, config.state, config.usage, config.rows), (None, None, None, vec![]));
+    assert_eq!(config.body_mib_max, 64);
     assert_eq!((config.session.aliases, config.sticky_enabled), (SessionAliases::Off, true));
     assert_eq!(
         config.sticky,
@@ -227,6 +228,7 @@ fn a_setting_left_out_has_its_default() {
             sends_max: 12,
             timeout_seconds: 600,
             first_token_seconds: 60,
+            plain_seconds: None,
             idle_seconds: 300,
             connect_ms: 5000,
             backoff_ms: 100,

@@ -184,7 +184,7 @@ async fn a_stream_of_completions_is_held_back_and_read() {
 }
 
 /// A form with the model first or last; the file is not text.
-fn form(model: &str, size: usize, model_first: bool) -> Bytes {
+pub(crate) fn form(model: &str, size: usize, model_first: bool) -> Bytes {
     let model = format!("--XX\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{model}\r\n");
     let mut file = b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.mp3\"\r\n\r\n".to_vec();
     file.extend((0..size).map(|i| (i % 251) as u8));
@@ -193,7 +193,7 @@ fn form(model: &str, size: usize, model_first: bool) -> Bytes {
     [&parts.concat()[..], b"--XX--\r\n"].concat().into()
 }
 
-const FORM: (&str, &str) = ("content-type", "multipart/form-data; boundary=XX");
+pub(crate) const FORM: (&str, &str) = ("content-type", "multipart/form-data; boundary=XX");
 
 #[track_caller]
 fn check(answer: &Answer, status: u16, code: &str, param: &str) {
@@ -244,7 +244,7 @@ async fn a_form_arrives_with_its_model_exchanged_and_nothing_else() {
 }
 
 /// An upstream that answers by hand, in place of a scripted one.
-async fn by_hand(world: &mut World) -> TcpListener {
+pub(crate) async fn by_hand(world: &mut World) -> TcpListener {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let addr: SocketAddr = listener.local_addr().expect("it is bound");
     world.kill().await;
@@ -255,7 +255,7 @@ async fn by_hand(world: &mut World) -> TcpListener {
     listener
 }
 
-async fn read_at_least(stream: &mut TcpStream, size: usize) -> BytesMut {
+pub(crate) async fn read_at_least(stream: &mut TcpStream, size: usize) -> BytesMut {
     let mut read = BytesMut::new();
     let reads = async {
         while read.len() < size {
@@ -266,10 +266,16 @@ async fn read_at_least(stream: &mut TcpStream, size: usize) -> BytesMut {
     read
 }
 
-async fn send_form(world: &World, body: &[u8]) -> TcpStream {
+/// Reads until the peer has left.
+pub(crate) async fn read_to_end(stream: &mut TcpStream) {
+    let left = async { while stream.read_buf(&mut BytesMut::new()).await.is_ok_and(|n| n > 0) {} };
+    tokio::time::timeout(PATIENCE, left).await.expect("the peer leaves");
+}
+
+pub(crate) async fn send_form(world: &World, headers: &str, body: &[u8]) -> TcpStream {
     let mut client = TcpStream::connect(world.addr()).await.expect("the gateway accepts");
     let head = format!(
-        "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: a\r\nx-api-key: {KEY}\r\n{}: {}\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: a\r\nx-api-key: {KEY}\r\n{headers}{}: {}\r\ncontent-length: {}\r\n\r\n",
         FORM.0,
         FORM.1,
         body.len()
@@ -284,7 +290,7 @@ async fn a_large_form_passes_while_it_comes() {
     let mut world = World::start(plan()).await;
     let upstream = by_hand(&mut world).await;
     let body = form("gpt", 4 << 20, true);
-    let mut client = send_form(&world, &body).await;
+    let mut client = send_form(&world, "", &body).await;
     client.write_all(&body[..2 << 20]).await.expect("half can be sent");
     let (mut call, _) = upstream.accept().await.expect("the gateway calls");
     let mut came = read_at_least(&mut call, 1 << 20).await;
@@ -305,13 +311,12 @@ async fn a_client_that_leaves_blames_nobody_and_a_cut_is_no_end() {
     let mut world = World::start(plan()).await;
     let upstream = by_hand(&mut world).await;
     let body = form("gpt", 4 << 20, true);
-    let mut client = send_form(&world, &body).await;
+    let mut client = send_form(&world, "", &body).await;
     client.write_all(&body[..2 << 20]).await.expect("half can be sent");
     let (mut call, _) = upstream.accept().await.expect("the gateway calls");
     read_at_least(&mut call, 1 << 20).await;
     drop(client);
-    let left = async { while call.read_buf(&mut BytesMut::new()).await.is_ok_and(|n| n > 0) {} };
-    tokio::time::timeout(PATIENCE, left).await.expect("the upstream is left, too");
+    read_to_end(&mut call).await;
 
     let asked = json!({"model": "gpt", "input": "Hello"});
     let client = world.client();

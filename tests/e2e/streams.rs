@@ -13,8 +13,8 @@ use crate::inside_200::events;
 use crate::world::{Plan, World};
 
 /// Deadlines of a second and one send to a deployment.
-const SHORT: &str = "retry: { backoff_ms: 1, max_attempts: 1, first_token_seconds: 1, idle_seconds: 1 }\n\
-                     health: { enabled: false }\n";
+const SHORT: &str = "retry: { backoff_ms: 1, max_attempts: 1, first_token_seconds: 1, plain_seconds: 1, idle_seconds: 1 }\n\
+     health: { enabled: false }\n";
 
 /// A world of one upstream, and that upstream's twin: asked the same, it writes the same bytes but for the time.
 struct Twins {
@@ -453,8 +453,8 @@ async fn no_answer_before_output_is_answered_elsewhere() {
         ("reset", Action::Reset, [true, true]),
         ("cut", Action::CutAfterEvents { events: 1 }, [true, true]),
         ("end", Action::EndAfterEvents { events: 1 }, [true, true]),
-        ("silence", Action::StallAfterEvents { events: 1 }, [false, true]),
-        ("no head", Action::Hang, [false, true]),
+        ("silence", Action::StallAfterEvents { events: 1 }, [true, true]),
+        ("no head", Action::Hang, [true, true]),
     ];
     let world = World::start(
         Plan { members: ["priority: 1", "priority: 2"].map(str::to_owned).to_vec(), ..Plan::of(&["a", "b"]) }
@@ -482,6 +482,27 @@ async fn no_answer_before_output_is_answered_elsewhere() {
             }
         }
     }
+}
+
+/// E24: a plain answer that has begun may be silent for `idle_seconds`, whatever time is left; then another deployment
+/// answers.
+#[tokio::test]
+async fn a_plain_answer_that_falls_silent_is_answered_elsewhere() {
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1, idle_seconds: 1 }\nhealth: { enabled: false }\n";
+    let members = ["priority: 1", "priority: 2"].map(str::to_owned).to_vec();
+    let mut world = World::start(Plan { members, ..Plan::of(&["a", "b"]) }.settings(settings)).await;
+    let client = world.client();
+    for dialect in DIALECTS {
+        for events in [0, 1] {
+            world.upstreams[0].push(Action::StallAfterEvents { events });
+            let what = format!("{} {events}", dialect.path);
+            let answer = client.post(dialect.path, &[("x-session-id", &what)], &dialect.body("Hello", false)).await;
+            let deployment = answer.header("x-waybill-deployment");
+            assert_eq!((answer.status.as_u16(), deployment), (200, Some("b/gpt")), "{what}");
+        }
+    }
+    world.stop().await;
+    assert_eq!(world.table("select class from usage_attempts where class <> 'success'"), ["timeout"; 6]);
 }
 
 /// E13: an event goes out when it comes, not when the next one does.

@@ -1,5 +1,7 @@
 //! Clients that are slow, stuck or packed: what they send is bounded, and what they do not take is not held for ever.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -90,6 +92,110 @@ async fn a_body_that_stops_coming_is_refused() {
     told.expect("the gateway answers").expect("before it closes");
     assert_eq!(&answer, b"HTTP/1.1 408");
     assert!(world.upstreams[0].calls().is_empty());
+}
+
+/// The whole of a body has its time, too: one that comes byte by byte holds no connection for ever. A form that passes has
+/// the request's time, and its client may not be silent; neither is the upstream's fault.
+#[tokio::test]
+async fn a_body_that_takes_too_long_is_refused() {
+    let settings = "client_idle_seconds: 60\nretry: { timeout_seconds: 1, first_token_seconds: 1 }\n";
+    let world = World::start(Plan::of(&["a"]).settings(settings)).await;
+    let mut connection = begin(&world, CHAT.path, "", 1 << 20, b"{").await;
+    assert!(told_while_sending(&mut connection).await.starts_with(b"HTTP/1.1 408"));
+    assert!(world.upstreams[0].calls().is_empty());
+
+    let head = b"--XX\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\ngpt\r\n\
+                 --XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n";
+    let (path, form) = ("/v1/audio/transcriptions", "content-type: multipart/form-data; boundary=XX\r\n");
+    let silent = "client_idle_seconds: 1\n";
+    for (settings, drips, status, class) in [(settings, true, "504", "timeout"), (silent, false, "408", "caller_error")]
+    {
+        let mut world = World::start(Plan::of(&["a"]).settings(settings)).await;
+        let mut connection = begin(&world, path, form, 4 << 20, head).await;
+        let told = if drips { told_while_sending(&mut connection).await } else { told(&mut connection).await };
+        assert_eq!(told, format!("HTTP/1.1 {status}").as_bytes(), "{settings}");
+        world.stop().await;
+        assert_eq!(world.table("select class from usage_attempts"), [class], "{settings}");
+    }
+}
+
+/// Sends a head, and the beginning of a body of `length` bytes.
+async fn begin(world: &World, path: &str, headers: &str, length: usize, body: &[u8]) -> TcpStream {
+    let mut connection = TcpStream::connect(world.addr()).await.expect("the gateway accepts");
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: a\r\nx-api-key: {KEY}\r\n{headers}content-length: {length}\r\n\r\n");
+    connection.write_all(&[head.as_bytes(), body].concat()).await.expect("a head can be sent");
+    connection
+}
+
+/// The first bytes of the answer.
+async fn told(connection: &mut TcpStream) -> Vec<u8> {
+    let mut answer = [0; 12];
+    let told = tokio::time::timeout(PATIENCE, connection.read_exact(&mut answer)).await;
+    told.expect("the gateway answers").expect("before it closes");
+    answer.to_vec()
+}
+
+/// The same to a client that goes on sending a byte now and then.
+async fn told_while_sending(connection: &mut TcpStream) -> Vec<u8> {
+    let (mut answer, mut drip) = ([0; 12], tokio::time::interval(Duration::from_millis(20)));
+    let (mut reader, mut writer) = connection.split();
+    let drips = async {
+        loop {
+            drip.tick().await;
+            // Once it is refused the gateway may have closed.
+            if writer.write_all(b" ").await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let told = tokio::time::timeout(PATIENCE, async {
+        tokio::select! {
+            read = reader.read_exact(&mut answer) => read,
+            () = drips => unreachable!("it goes on"),
+        }
+    });
+    told.await.expect("the gateway answers").expect("before it closes");
+    answer.to_vec()
+}
+
+/// G07, G08: a body above the limit, which is a setting, is refused by its head: a client that asks whether to go on is
+/// not told to, and one that sends all the same is told why. One within the limit is asked for.
+#[tokio::test]
+async fn a_body_above_the_limit_is_not_asked_for() {
+    let mut world = World::start(Plan::of(&["a"]).settings("body_mib_max: 1\n")).await;
+    let form = "content-type: multipart/form-data; boundary=XX\r\n";
+    for (path, headers) in [(CHAT.path, ""), ("/v1/audio/transcriptions", form)] {
+        let expects = format!("expect: 100-continue\r\n{headers}");
+        let mut asks = begin(&world, path, &expects, (1 << 20) + 1, b"").await;
+        assert_eq!(told(&mut asks).await, b"HTTP/1.1 413", "{path}");
+    }
+    let refused: [(&str, usize); 2] = [("x-waybill-a: b\r\n", 1 << 21), ("content-encoding: gzip\r\n", 10)];
+    for ((headers, length), status) in refused.into_iter().zip(["413", "415"]) {
+        let mut asks = begin(&world, CHAT.path, &format!("expect: 100-continue\r\n{headers}"), length, b"").await;
+        assert_eq!(told(&mut asks).await, format!("HTTP/1.1 {status}").as_bytes());
+    }
+    let fits = CHAT.body("Hello", false).to_string();
+    let mut asks = begin(&world, CHAT.path, "expect: 100-continue\r\n", fits.len(), b"").await;
+    assert_eq!(told(&mut asks).await, b"HTTP/1.1 100");
+    asks.write_all(fits.as_bytes()).await.expect("the body can be sent");
+    let mut rest = Vec::new();
+    let reads = async {
+        while !String::from_utf8_lossy(&rest).contains("HTTP/1.1 200") {
+            assert_ne!(asks.read_buf(&mut rest).await.expect("the gateway answers"), 0, "it answers");
+        }
+    };
+    tokio::time::timeout(PATIENCE, reads).await.expect("the gateway answers");
+
+    let client = world.client();
+    let large = |length: usize| Bytes::from(CHAT.body(&"x".repeat(length), false).to_string());
+    assert_eq!(client.post_bytes(CHAT.path, &[], large(1 << 20)).await.status, 413);
+    assert_eq!(client.post_bytes(CHAT.path, &[], large(1 << 19)).await.status, 200);
+    let bomb = zstd::bulk::compress(&vec![b' '; (1 << 20) + 1], 3).expect("spaces can be packed");
+    let answer = client.post_bytes(CHAT.path, &[("content-encoding", "zstd")], bomb.into()).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (413, &Value::from("request_too_large")));
+    assert_eq!(world.upstreams[0].calls().len(), 2);
+    world.stop().await;
 }
 
 /// E19: a client that takes nothing more of its answer gives its upstream's call free.

@@ -1,7 +1,9 @@
 //! The vault: a request with an `Idempotency-Key` is made once, and the same request gets the same answer (D13).
 
+use bytes::Bytes;
 use futures_util::future::join;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 use waybill_servers::nats::{self, Nats};
 use waybill_servers::redis::{Options, Redis};
 use waybill_simulator::{Action, Step};
@@ -11,6 +13,7 @@ use crate::continuation::{self, Kind, Stage};
 use crate::dialect::RESPONSES;
 use crate::fleet::Fleet;
 use crate::follow::ready_when;
+use crate::gate::{FORM, by_hand, form, read_at_least, read_to_end, send_form};
 use crate::limits;
 use crate::world::{PATIENCE, Plan, Rows, World};
 
@@ -282,6 +285,225 @@ async fn a_response_whose_outcome_is_unknown_is_not_made_again() {
             stage.clear();
             let made = settled_for(&stage.other(), &key("failed"), body).await;
             assert_eq!((made.status.as_u16(), made.header("x-waybill-repeated")), (200, None), "{}", made.text());
+        }
+    }
+}
+
+/// What is asked of an endpoint under a key: its headers but the key, and its body.
+struct Asked {
+    path: &'static str,
+    content_type: &'static str,
+    body: Bytes,
+}
+
+impl Asked {
+    fn json(path: &'static str, text: &str) -> Self {
+        let body = json!({"model": "gpt", "input": text}).to_string().into();
+        Self { path, content_type: "application/json", body }
+    }
+
+    fn form(path: &'static str, body: Bytes) -> Self {
+        Self { path, content_type: FORM.1, body }
+    }
+
+    /// The same form as a client would write it the next time: with another boundary.
+    fn again(&self) -> Self {
+        let end = self.body.len() - b"--XX--\r\n".len();
+        if self.content_type != FORM.1 {
+            return Self { body: self.body.clone(), ..*self };
+        }
+        let mut body = Vec::new();
+        let mut rest = &self.body[..end];
+        while let Some(at) = rest.windows(4).position(|four| four == b"--XX") {
+            body.extend_from_slice(&rest[..at]);
+            body.extend_from_slice(b"--a-boundary-of-its-own");
+            rest = &rest[at + 4..];
+        }
+        body.extend_from_slice(rest);
+        body.extend_from_slice(b"--a-boundary-of-its-own--\r\n");
+        Self { content_type: "multipart/form-data; boundary=a-boundary-of-its-own", body: body.into(), ..*self }
+    }
+
+    async fn ask(&self, client: &Client, key: &str) -> Answer {
+        let headers = [("idempotency-key", key), ("content-type", self.content_type)];
+        client.post_bytes(self.path, &headers, self.body.clone()).await
+    }
+
+    async fn settled(&self, client: &Client, key: &str) -> Answer {
+        let settled = async {
+            loop {
+                let answer = self.ask(client, key).await;
+                if answer.status == 200 || answer.json()["error"]["code"] != "idempotency_in_progress" {
+                    return answer;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, settled).await.expect("the outcome comes to be known")
+    }
+}
+
+/// What is kept, each asked for in one way and in another: JSON, forms that are read whole, and forms that pass.
+fn all_kept() -> Vec<(Asked, Asked)> {
+    let json = [SPEECH, "/v1/music", "/v1/moderations", "/v1/rerank"];
+    let json = json.map(|path| (Asked::json(path, "Hello"), Asked::json(path, "Other")));
+    let forms = ["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/videos"];
+    let forms = forms.into_iter().flat_map(|path| {
+        [100, 2 << 20].map(|size| {
+            let (one, mut other) = (form("gpt", size, true), form("gpt", size, true).to_vec());
+            // A byte near the end of the file.
+            let at = other.len() - 20;
+            other[at] ^= 1;
+            (Asked::form(path, one), Asked::form(path, other.into()))
+        })
+    });
+    json.into_iter().chain(forms).collect()
+}
+
+/// Issue 5, item 7: whatever is behind the gate but images, small or large: the same again is answered by the same, though
+/// its boundary is another; another file is refused; what is under way, was reset or was left is not made again.
+#[tokio::test]
+async fn the_same_form_gets_the_same_answer_once() {
+    let world = World::start(plan()).await;
+    let client = world.client();
+    for (n, (asked, other)) in all_kept().into_iter().enumerate() {
+        let what = format!("{} of {} bytes", asked.path, asked.body.len());
+        let key = |word: &str| format!("{word}-{n}");
+        let calls = || world.calls().len();
+        let before = calls();
+        world.upstreams[0].push(says("application/json", "{\"id\": 1}"));
+        let first = asked.ask(&client, &key("k")).await;
+        assert_eq!(
+            (first.status.as_u16(), first.header("x-waybill-repeated")),
+            (200, None),
+            "{what}: {}",
+            first.text()
+        );
+        for same in [asked.again(), asked.again().again(), asked.again()] {
+            let again = same.settled(&client, &key("k")).await;
+            assert_eq!((again.status.as_u16(), &again.body), (200, &first.body), "{what}: {}", again.text());
+            assert_eq!(again.header("x-waybill-repeated"), Some("true"), "{what}");
+        }
+        check(&other.ask(&client, &key("k")).await, 409, "idempotency_key_reused", NEVER);
+        check(&other.again().ask(&client, &key("k")).await, 409, "idempotency_key_reused", NEVER);
+        assert_eq!(calls() - before, 1, "{what}");
+
+        world.upstreams[0].push(Action::Reset);
+        assert_eq!(asked.ask(&client, &key("reset")).await.status, 502, "{what}");
+        check(&asked.again().settled(&client, &key("reset")).await, 409, "idempotency_outcome_unknown", NEVER);
+
+        world.upstreams[0].push(Action::Hang);
+        let left = key("left");
+        let under_way = asked.ask(&client, &left);
+        let meanwhile = async {
+            world.calls_until(|calls| calls.len() == before + 3).await;
+            asked.again().ask(&world.client(), &left).await
+        };
+        let refused = tokio::select! {
+            answer = under_way => panic!("the upstream hangs: {}", answer.text()),
+            refused = meanwhile => refused,
+        };
+        check(&refused, 409, "idempotency_in_progress", (Some("2"), None));
+        check(&asked.settled(&client, &left).await, 409, "idempotency_outcome_unknown", NEVER);
+
+        world.upstreams[0].push(Action::status(500));
+        assert_eq!(asked.ask(&client, &key("failed")).await.status, 500, "{what}");
+        world.upstreams[0].push(says("application/json", "{\"id\": 2}"));
+        assert_eq!(asked.again().settled(&client, &key("failed")).await.text(), "{\"id\": 2}", "{what}");
+        assert_eq!(calls() - before, 5, "{what}");
+    }
+    let twice = [form("gpt", 2 << 20, true), form("other", 10, true)].concat();
+    let refused = Asked::form("/v1/videos", twice.into());
+    assert_eq!(refused.ask(&client, "twice").await.status, 400);
+    check(&refused.settled(&client, "twice").await, 409, "idempotency_outcome_unknown", NEVER);
+}
+
+/// A key whose request nobody took is free again; one whose first send may have done its work is not, whatever the second
+/// was answered with.
+#[tokio::test]
+async fn a_key_is_free_where_nothing_was_sent() {
+    let members = ["priority: 1", "priority: 2"].map(str::to_owned).to_vec();
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
+    let world = World::start(Plan { members, ..Plan::of(&["a", "b"]) }.settings(settings)).await;
+    let client = world.client();
+    for upstream in world.upstreams.iter() {
+        upstream.die().await.expect("an upstream can die");
+    }
+    let large = Asked::form("/v1/videos", form("gpt", 2 << 20, true));
+    let all = [Asked::json(SPEECH, "Hello"), large];
+    for asked in &all {
+        let answer = asked.ask(&client, "k-1").await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.header("x-waybill-attempts")),
+            (502, Some("2")),
+            "{}",
+            answer.text()
+        );
+    }
+    for upstream in world.upstreams.iter() {
+        upstream.revive().await.expect("an upstream can come back");
+    }
+    for asked in &all {
+        world.upstreams[0].push(says("application/json", "{\"id\": 1}"));
+        assert_eq!(asked.settled(&client, "k-1").await.text(), "{\"id\": 1}");
+        assert_eq!(asked.again().settled(&client, "k-1").await.header("x-waybill-repeated"), Some("true"));
+    }
+    world.upstreams[0].push(Action::Reset);
+    world.upstreams[1].push(Action::status(500));
+    assert_eq!(all[0].ask(&client, "k-2").await.status, 500);
+    check(&all[0].settled(&client, "k-2").await, 409, "idempotency_outcome_unknown", NEVER);
+}
+
+/// A form that is still coming: its client leaves, the upstream breaks off, or answers before its end. What became of it is
+/// known only where the upstream said no.
+#[tokio::test]
+async fn a_form_that_did_not_pass_whole_leaves_a_truthful_outcome() {
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+    const REFUSAL: &[u8] =
+        b"HTTP/1.1 500 Oops\r\ncontent-type: application/json\r\ncontent-length: 12\r\n\r\n{\"error\": 1}";
+    let mut world = World::start(plan()).await;
+    let upstream = by_hand(&mut world).await;
+    let body = form("gpt", 4 << 20, true);
+    let asked = Asked::form("/v1/audio/transcriptions", body.clone());
+    let table = [
+        ("left", None, "idempotency_outcome_unknown"),
+        ("reset", None, "idempotency_outcome_unknown"),
+        ("answered", Some(ANSWER), "idempotency_outcome_unknown"),
+        ("refused", Some(REFUSAL), ""),
+    ];
+    for (what, answers, code) in table {
+        let mut client = send_form(&world, &format!("idempotency-key: {what}\r\n"), &body).await;
+        client.write_all(&body[..2 << 20]).await.expect("half can be sent");
+        let (mut call, _) = upstream.accept().await.expect("the gateway calls");
+        read_at_least(&mut call, 1 << 20).await;
+        if let Some(answer) = answers {
+            call.write_all(answer).await.expect("the gateway reads");
+        }
+        let told = if what == "left" {
+            drop(client);
+            read_to_end(&mut call).await;
+            None
+        } else {
+            if answers.is_none() {
+                drop(call);
+            }
+            Some(read_at_least(&mut client, 12).await)
+        };
+        let told = told.map(|told| String::from_utf8_lossy(&told[9..12]).into_owned());
+        let expected = [("reset", "502"), ("answered", "200"), ("refused", "500")];
+        let expected = expected.into_iter().find(|(word, _)| *word == what).map(|(_, status)| status.to_owned());
+        assert_eq!(told, expected, "{what}");
+        let client = world.client();
+        if code.is_empty() {
+            let serve = async {
+                let (mut call, _) = upstream.accept().await.expect("the gateway calls again");
+                read_at_least(&mut call, body.len()).await;
+                call.write_all(ANSWER).await.expect("the gateway reads");
+                call
+            };
+            let (again, _) = join(asked.settled(&client, what), serve).await;
+            assert_eq!((again.status.as_u16(), again.header("x-waybill-repeated")), (200, None), "{what}");
+        } else {
+            check(&asked.settled(&client, what).await, 409, code, NEVER);
         }
     }
 }

@@ -32,6 +32,8 @@ pub struct Config {
     pub drain_seconds: u32,
     /// How long a client may say nothing in the middle of its body, or take nothing of its answer, in seconds.
     pub client_idle_seconds: u32,
+    /// The largest request body, packed or not, in MiB.
+    pub body_mib_max: u32,
     /// The bearer token of the admin interface.
     pub admin_token: Option<SecretRef>,
     /// The key of all content hashes; absent only when embedded, where it is made on first start.
@@ -155,7 +157,9 @@ pub struct RetrySettings {
     pub timeout_seconds: u32,
     /// The deadline of the first meaningful frame of one send, in seconds.
     pub first_token_seconds: u32,
-    /// The longest silence inside a stream, in seconds (clients give up after 300, CLIENTS.md).
+    /// The deadline of a plain answer of one send, in seconds; the request's own where it is absent.
+    pub plain_seconds: Option<u32>,
+    /// The longest silence inside an answer that has begun, in seconds (clients give up after 300, CLIENTS.md).
     pub idle_seconds: u32,
     /// The deadline of a TCP and TLS connection, in milliseconds.
     pub connect_ms: u32,

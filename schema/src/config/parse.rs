@@ -15,6 +15,10 @@ use crate::secret::sum128;
 const DRAIN_SECONDS: RangeInclusive<u32> = 0..=3600;
 const NOTICE_SECONDS: RangeInclusive<u32> = 0..=600;
 
+/// MiB of a request body: to a GiB, which is held in memory unless it is a form. Providers take 32 MiB at most
+/// (PROVIDER_ERRORS L09), and files of some hundred.
+const BODY_MIB: RangeInclusive<u32> = 1..=1024;
+
 /// Settings that are read and checked but change nothing in this version; whoever brings one into force takes its line
 /// out. A line stands for everything under it; `[]` is any element.
 const NOT_IN_FORCE: [&str; 8] = [
@@ -71,6 +75,7 @@ fn config<'a>(reader: &'a Reader<'a>, root: &'a Node) -> Config {
         notice_seconds: fields.field("notice_seconds").number(NOTICE_SECONDS, 0),
         drain_seconds: fields.field("drain_seconds").number(DRAIN_SECONDS, 30),
         client_idle_seconds: fields.field("client_idle_seconds").number(settings::DEADLINE_SECONDS, 300),
+        body_mib_max: fields.field("body_mib_max").number(BODY_MIB, 64),
         admin_token: fields.field("admin_token").secret(),
         deployment_secret: deployment_secret.secret(),
         log,

@@ -194,6 +194,8 @@ pub(super) fn first_token(field: Field<'_>) -> Option<u32> {
 pub(super) fn retry(mut retry: Fields<'_>) -> RetrySettings {
     let first_token = retry.field("first_token_seconds");
     let first_token_here = first_token.is_given().then(|| first_token.here());
+    let plain = retry.field("plain_seconds");
+    let plain_here = plain.is_given().then(|| plain.here());
     let settings = RetrySettings {
         max_attempts: retry.field("max_attempts").number(ATTEMPTS, 2),
         retry_times: retry.field("retry_times").seed("RETRY_TIMES").number(RETRIES, 2),
@@ -202,12 +204,16 @@ pub(super) fn retry(mut retry: Fields<'_>) -> RetrySettings {
         sends_max: retry.field("sends_max").number(SENDS, 12),
         timeout_seconds: retry.field("timeout_seconds").number(DEADLINE_SECONDS, 600),
         first_token_seconds: first_token.number(DEADLINE_SECONDS, 60),
+        plain_seconds: plain.number_if_given(DEADLINE_SECONDS),
         idle_seconds: retry.field("idle_seconds").number(DEADLINE_SECONDS, 300),
         connect_ms: retry.field("connect_ms").number(CONNECT_MS, 5000),
         backoff_ms: retry.field("backoff_ms").number(BACKOFF_MS, 100),
         all_cooling: all_cooling(retry.field("all_cooling")),
     };
-    if let Some(here) = first_token_here.filter(|_| settings.first_token_seconds > settings.timeout_seconds) {
+    let longer = |seconds: u32| seconds > settings.timeout_seconds;
+    let first_token_here = first_token_here.filter(|_| longer(settings.first_token_seconds));
+    let plain_here = plain_here.filter(|_| settings.plain_seconds.is_some_and(longer));
+    for here in [first_token_here, plain_here].into_iter().flatten() {
         here.wrong(format!("is longer than timeout_seconds, {}", settings.timeout_seconds));
     }
     settings
