@@ -720,7 +720,7 @@ impl Flight {
         self.gateway.limits.used(&self.rights, &usage, Time::wall_clock());
         self.measure(&open, verdict.class, latency_ms);
         let protected = self.serving.config.health.enabled && !self.is_auxiliary();
-        let mut thresholds = self.serving.thresholds(&self.leg.pool.group);
+        let mut thresholds = self.serving.thresholds(&self.leg.pool.group, self.policy());
         thresholds.block_ms = verdict.block_ms.map_or(thresholds.block_ms, |ms| ms.min(thresholds.block_ms));
         Some(Event::Attempt(Box::new(Attempt {
             request: self.request.clone(),

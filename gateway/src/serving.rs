@@ -147,10 +147,11 @@ impl Serving {
         u64::from(seconds) * MS_PER_SECOND
     }
 
-    /// The thresholds in force for members of `group`.
-    pub fn thresholds(&self, group: &Group) -> Thresholds {
+    /// The thresholds in force for a send to a member of `group` under `policy`.
+    pub fn thresholds(&self, group: &Group, policy: Option<&Policy>) -> Thresholds {
         let health = &self.config.health;
-        let failover = group.failover_policy.as_ref().unwrap_or(&health.failover);
+        let of_template = policy.and_then(|policy| policy.failover.as_ref());
+        let failover = of_template.or(group.failover_policy.as_ref()).unwrap_or(&health.failover);
         let cooldown_ms_max = u64::from(health.cooldown_seconds_max) * MS_PER_SECOND;
         Thresholds {
             failures: failover.consecutive_retryable_failures,

@@ -162,7 +162,7 @@ pub enum StickyMode {
     ConversationPreferred,
 }
 
-/// When a group's members cool down.
+/// When the members of a pool cool down.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailoverPolicy {
@@ -296,6 +296,9 @@ pub struct Template {
     pub id: TemplateId,
     /// Sends to one deployment, the first included; absent inherits the platform's.
     pub max_attempts: Option<u32>,
+    /// When what its requests are sent to cools down; absent inherits the group's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failover_policy: Option<FailoverPolicy>,
     /// Rules for single models and groups.
     pub model_routes: Vec<ModelRoute>,
     /// General fallback chains.

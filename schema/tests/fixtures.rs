@@ -21,6 +21,7 @@ const FIXTURES: &[(&str, &str)] = &[
     ("catalogue", include_str!("../fixtures/v1/catalogue_terms.json")),
     ("catalogue", include_str!("../fixtures/v1/catalogue_stream_usage.json")),
     ("request", include_str!("../fixtures/v1/request_endpoints.json")),
+    ("catalogue", include_str!("../fixtures/v1/catalogue_template_failover.json")),
     ("probe", include_str!("../fixtures/v1/probe.json")),
     ("models", include_str!("../fixtures/v1/models.json")),
     ("operator", include_str!("../fixtures/v1/operator.json")),

@@ -225,6 +225,54 @@ async fn a_changed_template_holds_from_the_next_request() {
     assert_eq!((attempts(TEMPLATED).await.as_str(), attempts("sk-other").await.as_str()), ("1", "2"));
 }
 
+/// S3.10, S1.8: a template says how many failures rest a member, and for how long, before the group does; changed, it
+/// holds from the next failure on. Who rests does so for everybody.
+#[tokio::test]
+async fn a_template_says_how_long_its_failures_rest() {
+    let resting = |failures: u32, seconds: u32| {
+        let policy = |failures: u32, seconds: u32| {
+            format!("failover_policy: {{ consecutive_retryable_failures: {failures}, cooldown_seconds: {seconds} }}")
+        };
+        let mut plan = under(&policy(failures, seconds), &["a", "b", "c"]);
+        plan.members = ["-", "-", "priority: 1"].map(str::to_owned).to_vec();
+        plan.rows.routes = ["a", "b"]
+            .map(|name| format!("{{ model: {name}, members: [{{ channel: {name}, group: main }}] }}"))
+            .to_vec();
+        Plan { group: policy(1, 600), ..plan }.settings("retry: { backoff_ms: 1, max_attempts: 1 }\n")
+    };
+    let world = World::start(resting(2, 1200)).await;
+    for upstream in world.upstreams.iter() {
+        upstream.push(Step::new([Action::status(503)]).standing());
+    }
+    // The seconds until somebody is free again, once nobody is sent to; until then the upstream's own error comes back.
+    let rests = async |key: &str, model: &str| -> Option<u64> {
+        let mut body = CHAT.body("Hello", false);
+        body["model"] = json!(model);
+        let answer = world.client_with(key).post(CHAT.path, &[], &body).await;
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        let told = answer.json()["error"]["message"].as_str().expect("an error has a message").to_owned();
+        let seconds = told.split_once("free again in ")?.1.split_once(" s")?.0.parse().expect("it is a number");
+        Some(seconds)
+    };
+    let (bound, other) = (TEMPLATED, "sk-other");
+    assert_eq!(rests(other, "a").await, None);
+    assert!(
+        rests(other, "a").await.is_some_and(|seconds| (541..=600).contains(&seconds)),
+        "after one, as the group says"
+    );
+    assert_eq!((rests(bound, "b").await, rests(bound, "b").await), (None, None));
+    assert!(
+        rests(bound, "b").await.is_some_and(|seconds| (1141..=1200).contains(&seconds)),
+        "after two, by the template"
+    );
+    assert!(rests(other, "b").await.is_some_and(|seconds| seconds > 600), "a member is one for all");
+    world.configure(&resting(1, 1800));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
+    assert_eq!(rests(bound, "gpt").await, None);
+    assert!(rests(bound, "gpt").await.is_some_and(|seconds| (1741..=1800).contains(&seconds)), "as it was changed");
+    assert_eq!(counts(&world), [1, 2, 1]);
+}
+
 /// S3.11, S3.20: a group that may be asked for is a model, to those who reach it; its sessions are its own (S3.8).
 #[tokio::test]
 async fn a_group_may_be_asked_for_as_a_model() {

@@ -65,6 +65,7 @@ pub(crate) fn template(id: &str, model: &str, deployment: Option<&str>) -> Row {
     Row::Template(Template {
         id: id.into(),
         max_attempts: None,
+        failover_policy: None,
         model_routes: vec![ModelRoute { model: model.into(), strategy: Strategy::TrafficSplit, allocations }],
         fallbacks: Vec::new(),
         context_window_fallbacks: Vec::new(),

@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use waybill_schema::catalogue::{Chain, Place, Pool, Strategy, Template};
+use waybill_schema::catalogue::{Chain, FailoverPolicy, Place, Pool, Strategy, Template};
+use waybill_schema::event::ChainKind;
 use waybill_schema::id::{DeploymentId, ModelName};
 
 use crate::classify::Recourse;
@@ -16,6 +17,8 @@ use crate::classify::Recourse;
 pub struct Policy {
     /// Sends to one deployment, the first included; absent inherits the platform's.
     pub max_attempts: Option<u32>,
+    /// When what its requests are sent to cools down; absent inherits the group's.
+    pub failover: Option<FailoverPolicy>,
     /// Whether replies name the deployment that served.
     pub expose_route: bool,
     rules: HashMap<ModelName, Rule>,
@@ -57,6 +60,7 @@ impl Policy {
         });
         Self {
             max_attempts: template.max_attempts,
+            failover: template.failover_policy.clone(),
             expose_route: template.expose_route,
             rules: rules.collect(),
             general: chains(&template.fallbacks),

@@ -232,6 +232,7 @@ fn model_route(mut row: Fields<'_>, names: &Names) -> ModelRoute {
     let model = row.field("model").required().read(|text| source(text, names)).unwrap_or_else(|| "".into());
     let strategy = row.field("strategy").choice(&STRATEGIES, Strategy::Priority);
     let allocations = row.field("allocations");
+        failover_policy: row.field("failover_policy").map().map(failover_policy),
     let given = allocations.is_given();
     let allocations = allocations.rows().into_iter().map(|mut row| Allocation {
         deployment: row

@@ -177,7 +177,7 @@ pub(super) fn sticky_policy(mut policy: Fields<'_>) -> StickyPolicy {
     }
 }
 
-/// A group's own way to cool down; what it leaves out has S1.1's values.
+/// A group's, or a template's, own way to cool down; what it leaves out has S1.1's values.
 pub(super) fn failover_policy(mut policy: Fields<'_>) -> FailoverPolicy {
     FailoverPolicy {
         consecutive_retryable_failures: policy.field("consecutive_retryable_failures").number(FAILURES, 2),
