@@ -818,7 +818,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 
 /// Sorts names and patterns so that the most specific comes first: plain names, then more literal text, then fewer
 /// stars, then the alphabet.
-fn specificity(pattern: &str) -> (bool, std::cmp::Reverse<usize>, usize, String) {
+pub(crate) fn specificity(pattern: &str) -> (bool, std::cmp::Reverse<usize>, usize, String) {
     let stars = pattern.matches('*').count();
     (stars > 0, std::cmp::Reverse(pattern.len() - stars), stars, pattern.to_owned())
 }

@@ -138,28 +138,44 @@ fn every_fault_of_the_catalogue_is_named_at_once() {
     );
 }
 
-/// Issue 5: a template's general chains stand over the routes' own, so the two together must end, too.
+/// Issue 5, S3.12: a template's general chains stand over the routes' own, and its chains for prompts that do not fit over
+/// both: what holds together must end together. Content that is refused inherits nothing.
 #[test]
 fn a_template_that_closes_a_circle_with_the_routes_is_refused() {
     let text = |template: &str| {
         format!(
             "catalogue:
   channels: [{{ id: x, base_url: 'http://x', dialects: [chat] }}]
-  groups: [{{ id: g }}]
+  groups: [{{ id: p-g }}]
   routes:
     - {{ model: a, fallbacks: [b], members: [{{ channel: x }}] }}
     - {{ model: b, members: [{{ channel: x }}] }}
+    - {{ model: 'p-*', fallbacks: [p-g, p-2], members: [{{ channel: x }}] }}
+    - {{ model: p-2, members: [{{ channel: x }}] }}
   templates:
-    - id: t
-      fallbacks: [{template}]
+    - {{ id: t, {template} }}
 "
         )
     };
-    let refused = |template: &str| parse(&text(template), "test", &|_| None).expect_err(template);
-    let problems = refused("{ b: [a] }");
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].message.contains("in a circle: `b` → `a` → `b`"), "{problems:?}");
-    good(&text("{ b: [a] }, { a: [] }"), &[]);
+    let refused = |template: &str, field: &str, circle: &str| {
+        let problems = parse(&text(template), "test", &|_| None).expect_err(template);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert_eq!(problems[0].field, format!("catalogue.templates[0].{field}"), "{problems:?}");
+        assert!(problems[0].message.contains(circle), "{problems:?}");
+    };
+    refused("fallbacks: [{ b: [a] }]", "fallbacks[0].b[0]", "in a circle: `b` → `a` → `b`");
+    good(&text("fallbacks: [{ b: [a] }, { a: [] }]"), &[]);
+    let context = "context_window_fallbacks[0].b[0]";
+    refused("context_window_fallbacks: [{ b: [a] }]", context, "in a circle: `b` → `a` → `b`");
+    let both = "fallbacks: [{ a: [p-g] }, { p-g: [b] }], context_window_fallbacks: [{ b: [a] }]";
+    refused(both, context, "in a circle: `b` → `a` → `p-g` → `b`");
+    good(&text("context_window_fallbacks: [{ b: [a] }, { a: [] }]"), &[]);
+    good(&text("content_policy_fallbacks: [{ b: [a] }]"), &[]);
+    refused(
+        "context_window_fallbacks: [{ p-2: [p-3] }]",
+        "context_window_fallbacks[0].p-2[0]",
+        "`p-2` → `p-*` → `p-2`",
+    );
 }
 
 #[test]
@@ -172,6 +188,9 @@ fn fallbacks_that_go_in_a_circle_are_refused_by_name() {
             (14, "catalogue.routes[4].fallbacks[0]", "`e-*` falls back to itself"),
             (20, "catalogue.templates[0].context_window_fallbacks[1].b[0]", "in a circle: `d` → `b` → `d`"),
             (21, "catalogue.templates[0].context_window_fallbacks[2].a", "a second chain of `a`"),
+            (24, "catalogue.templates[1].context_window_fallbacks[0].b[0]", "in a circle: `b` → `d` → `b`"),
+            (25, "catalogue.templates[1].content_policy_fallbacks[1].d[1]", "in a circle: `a` → `d` → `a`"),
+            (27, "catalogue.templates[2].fallbacks[1].all[1]", "in a circle: `a` → `all` → `a`"),
         ],
     );
 }
@@ -356,6 +375,7 @@ fn example_rows() -> Vec<Row> {
         Row::Template(Template {
             id: "default".into(),
             max_attempts: Some(3),
+            failover_policy: Some(FailoverPolicy { consecutive_retryable_failures: 3, cooldown_seconds: 300 }),
             model_routes: vec![ModelRoute {
                 model: "gpt-5.4".into(),
                 strategy: Sharing::TrafficSplit,
@@ -375,7 +395,6 @@ fn example_rows() -> Vec<Row> {
             terms: Terms::default(),
         }),
         Row::Team(Team {
-            failover_policy: Some(FailoverPolicy { consecutive_retryable_failures: 3, cooldown_seconds: 300 }),
             id: "research".into(),
             organization: Some("acme".into()),
             template: None,

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use super::names::Names;
 use super::reader::Here;
 use super::value::shown;
-use crate::catalogue::{is_pattern, matches};
 use crate::id::ModelName;
 
 /// A source and where it falls back to, each target with its place.
@@ -23,25 +23,22 @@ enum Seen {
     Done,
 }
 
-/// The general chains that hold under a template: its own, and those of the routes that it says nothing of.
-pub(super) fn laid_over<'a>(own: &[Chained<'a>], routes: &[Chained<'a>]) -> Vec<Chained<'a>> {
-    let inherited = routes.iter().filter(|route| own.iter().all(|chain| chain.source != route.source));
-    own.iter().chain(inherited).cloned().collect()
-}
-
-/// Records every target that closes a circle, naming the circle; tells whether there is none.
-pub(super) fn refuse_circles(chains: &[Chained<'_>]) -> bool {
+/// Records every circle among chains, at a target of the first layer that is part of it; tells whether there is none.
+/// Of `layers` the first that has a chain of a model holds for it: a kind's own, what it inherits, the routes' defaults.
+pub(super) fn refuse_circles(layers: &[&[Chained<'_>]], names: &Names) -> bool {
     let mut ends = true;
-    let index = Index::new(chains);
+    let index = Index::new(layers, names);
+    let chains = &index.chains;
+    let n_own = layers.first().map_or(0, |own| own.len());
     let mut seen = vec![Seen::Not; chains.len()];
-    for start in 0..chains.len() {
+    for start in 0..n_own {
         let mut path = Vec::new();
         if seen[start] == Seen::Not {
             seen[start] = Seen::OnPath;
             path.push((start, 0));
         }
         while let Some((chain, next)) = path.last_mut() {
-            let Some((target, here)) = chains[*chain].targets.get(*next) else {
+            let Some((target, _)) = chains[*chain].targets.get(*next) else {
                 seen[*chain] = Seen::Done;
                 path.pop();
                 continue;
@@ -50,7 +47,8 @@ pub(super) fn refuse_circles(chains: &[Chained<'_>]) -> bool {
             match index.chain_of(target) {
                 Some(target) if seen[target] == Seen::OnPath => {
                     ends = false;
-                    here.wrong(circle(chains, &path, target));
+                    let from = path.iter().position(|(chain, _)| *chain == target).unwrap_or_default();
+                    refuse(chains, &path[from..], n_own);
                 }
                 Some(target) if seen[target] == Seen::Not => {
                     seen[target] = Seen::OnPath;
@@ -63,34 +61,37 @@ pub(super) fn refuse_circles(chains: &[Chained<'_>]) -> bool {
     ends
 }
 
-/// The sentence that names the circle from `target` along `path` back to it.
-fn circle(chains: &[Chained<'_>], path: &[(usize, usize)], target: usize) -> String {
-    let from = path.iter().position(|(chain, _)| *chain == target).unwrap_or_default();
-    let round = path[from..].iter().map(|(chain, _)| *chain).chain([target]);
+/// Names the circle whose last target leads back to its first chain, where the last of the own chains on it leads on.
+fn refuse(chains: &[&Chained<'_>], circle: &[(usize, usize)], n_own: usize) {
+    let round = circle.iter().chain(circle.first()).map(|(chain, _)| *chain);
     let names: Vec<String> = round.map(|chain| format!("`{}`", shown(chains[chain].source.as_str()))).collect();
-    match names.len() {
+    let own = circle.iter().rev().find(|(chain, _)| *chain < n_own);
+    let Some((_, here)) = own.and_then(|(chain, next)| chains[*chain].targets.get(next - 1)) else { return };
+    here.wrong(match names.len() {
         2 => format!("{} falls back to itself", names[0]),
         _ => format!("fallbacks go in a circle: {}", names.join(" → ")),
-    }
+    });
 }
 
-/// Finds the chain whose source is a model: by name, else by the pattern with the most literal text.
-struct Index<'c> {
-    named: HashMap<&'c str, usize>,
-    patterns: Vec<(&'c str, usize)>,
+/// Finds the chain that holds for a model, as a request does: in each layer that of its name, else that of its route.
+struct Index<'c, 'a> {
+    chains: Vec<&'c Chained<'a>>,
+    layers: Vec<HashMap<&'c str, usize>>,
+    names: &'c Names,
 }
 
-impl<'c> Index<'c> {
-    fn new(chains: &'c [Chained<'_>]) -> Self {
-        let all = || chains.iter().enumerate().map(|(i, chain)| (chain.source.as_str(), i));
-        let literal = |pattern: &str| pattern.chars().filter(|c| *c != '*').count();
-        let mut patterns: Vec<_> = all().filter(|(source, _)| is_pattern(source)).collect();
-        patterns.sort_by_key(|(source, _)| std::cmp::Reverse(literal(source)));
-        Self { named: all().collect(), patterns }
+impl<'c, 'a> Index<'c, 'a> {
+    fn new(layers: &[&'c [Chained<'a>]], names: &'c Names) -> Self {
+        let chains: Vec<&Chained<'a>> = layers.iter().copied().flatten().collect();
+        let mut numbered = chains.iter().enumerate();
+        let layer = |chains: &&'c [Chained<'a>]| -> HashMap<&'c str, usize> {
+            numbered.by_ref().take(chains.len()).map(|(n, chain)| (chain.source.as_str(), n)).collect()
+        };
+        Self { layers: layers.iter().map(layer).collect(), chains, names }
     }
 
     fn chain_of(&self, model: &ModelName) -> Option<usize> {
-        let matching = || self.patterns.iter().find(|(pattern, _)| matches(pattern, model.as_str()));
-        self.named.get(model.as_str()).copied().or_else(|| matching().map(|(_, chain)| *chain))
+        let (model, route) = (model.as_str(), self.names.route_of(model.as_str()));
+        self.layers.iter().find_map(|layer| layer.get(model).or_else(|| layer.get(route?)).copied())
     }
 }

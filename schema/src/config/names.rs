@@ -6,7 +6,7 @@ use super::fields::Field;
 use super::reader::Reader;
 use super::value::{shown, suggestion};
 use super::yaml::Node;
-use crate::catalogue::{is_pattern, matches};
+use crate::catalogue::{is_pattern, matches, specificity};
 
 /// Everything that can be referred to.
 pub(super) struct Names {
@@ -60,6 +60,17 @@ impl Names {
         }
         let words = routes.filter(|route| !is_pattern(route)).chain(self.groups.lines.keys());
         Err(format!("no route serves `{}`{}", shown(text), suggestion(text, words.map(String::as_str))))
+    }
+
+    /// The route that serves a model, by its name or the most specific pattern; a group's name goes before patterns.
+    pub(super) fn route_of(&self, model: &str) -> Option<&str> {
+        let routes = self.routes.lines.keys().map(String::as_str);
+        let patterns = routes.filter(|route| matches(route, model)).min_by_key(|route| specificity(route));
+        match self.routes.lines.get_key_value(model) {
+            Some((route, _)) => Some(route),
+            None if self.groups.contains(model) => None,
+            None => patterns,
+        }
     }
 
     /// A deployment that some member makes.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-use super::chains::{Chained, laid_over, refuse_circles};
+use super::chains::{Chained, refuse_circles};
 use super::fields::{Field, Fields};
 use super::names::Names;
 use super::reader::Here;
@@ -153,7 +153,7 @@ fn routes<'a>(field: Field<'a>, names: &Names, rows: &mut Vec<Row>) -> (Vec<Memb
         }
         chains.push(Chained { source, targets });
     }
-    let ends = refuse_circles(&chains);
+    let ends = refuse_circles(&[&chains], names);
     (members, if ends { chains } else { Vec::new() })
 }
 
@@ -217,13 +217,26 @@ fn served(model: &ModelName, group: &GroupId, members: &[Member]) -> Result<(), 
 
 fn template<'a>(mut row: Fields<'a>, names: &Names, defaults: &[Chained<'a>]) -> Template {
     let retry = row.field("retry").map();
+    let [general, context, content] = ["fallbacks", "context_window_fallbacks", "content_policy_fallbacks"]
+        .map(|kind| template_chains(row.field(kind), names));
+    // Each kind as its failures follow it (`Subject::targets`); a circle among the general ones is told of once.
+    if refuse_circles(&[&general, defaults], names) {
+        refuse_circles(&[&context, &general, defaults], names);
+    } else {
+        refuse_circles(&[&context], names);
+    }
+    refuse_circles(&[&content], names);
+    let chain = |Chained { source, targets }: Chained<'_>| Chain { source, targets: values(targets) };
+    let [fallbacks, context_window_fallbacks, content_policy_fallbacks] =
+        [general, context, content].map(|chains| chains.into_iter().map(chain).collect());
     Template {
         id: row.field("id").required().id(),
         max_attempts: retry.and_then(|mut retry| retry.field("max_attempts").number_if_given(ATTEMPTS)),
+        failover_policy: row.field("failover_policy").map().map(failover_policy),
         model_routes: row.field("model_routes").rows().into_iter().map(|row| model_route(row, names)).collect(),
-        fallbacks: template_chains(row.field("fallbacks"), names, defaults),
-        context_window_fallbacks: template_chains(row.field("context_window_fallbacks"), names, &[]),
-        content_policy_fallbacks: template_chains(row.field("content_policy_fallbacks"), names, &[]),
+        fallbacks,
+        context_window_fallbacks,
+        content_policy_fallbacks,
         expose_route: row.field("expose_route").flag(false),
     }
 }
@@ -232,7 +245,6 @@ fn model_route(mut row: Fields<'_>, names: &Names) -> ModelRoute {
     let model = row.field("model").required().read(|text| source(text, names)).unwrap_or_else(|| "".into());
     let strategy = row.field("strategy").choice(&STRATEGIES, Strategy::Priority);
     let allocations = row.field("allocations");
-        failover_policy: row.field("failover_policy").map().map(failover_policy),
     let given = allocations.is_given();
     let allocations = allocations.rows().into_iter().map(|mut row| Allocation {
         deployment: row
@@ -246,8 +258,8 @@ fn model_route(mut row: Fields<'_>, names: &Names) -> ModelRoute {
     ModelRoute { model, strategy, allocations: given.then_some(allocations) }
 }
 
-/// A list of maps from a source to its targets, which stand over the `defaults`.
-fn template_chains<'a>(field: Field<'a>, names: &Names, defaults: &[Chained<'a>]) -> Vec<Chain> {
+/// A list of maps from a source to its targets.
+fn template_chains<'a>(field: Field<'a>, names: &Names) -> Vec<Chained<'a>> {
     let mut chains: Vec<Chained<'a>> = Vec::new();
     for (here, key, targets) in field.rows().into_iter().flat_map(Fields::entries) {
         let source = source(key, names).map_err(|message| here.wrong(message)).unwrap_or_else(|()| "".into());
@@ -256,9 +268,7 @@ fn template_chains<'a>(field: Field<'a>, names: &Names, defaults: &[Chained<'a>]
         }
         chains.push(Chained { source, targets: distinct(targets, |text| target(text, names)) });
     }
-    refuse_circles(&laid_over(&chains, defaults));
-    let chain = |Chained { source, targets }: Chained<'_>| Chain { source, targets: values(targets) };
-    chains.into_iter().map(chain).collect()
+    chains
 }
 
 fn organization(mut row: Fields<'_>, names: &Names) -> Organization {
