@@ -119,7 +119,10 @@ enum Standing {
     Followed,
     NotLegal,
     ChainGone,
+    /// The key may not ask for it.
     Refused,
+    /// No group of the key shows it.
+    NotShown,
     NotRepeatable,
 }
 
@@ -189,7 +192,7 @@ impl Asked<'_> {
             Some((fallback, choice)) => (Some(fallback), choice),
         };
         let choice = followed.unwrap_or_else(|| self.look(&self.pool, &[], moment));
-        let is_refused = fallback.as_ref().is_some_and(|fallback| fallback.standing == Standing::Refused);
+        let is_refused = fallback.as_ref().is_some_and(|fallback| fallback.standing.refuses());
         let decided = if is_refused { None } else { select::decide(&choice) };
         Answer {
             deployment: decided.map(|(index, _)| choice.candidates[index].deployment.to_string()),
@@ -203,25 +206,26 @@ impl Asked<'_> {
     /// The session's kept fallback, and the choice that follows it, where one does.
     fn kept(&self, moment: &Moment<'_>) -> Option<(Fallback, Option<Choice>)> {
         let record = moment.state.record(&self.sticky.as_ref()?.key, moment.now);
-        let record = record.filter(|record| !record.path.is_empty())?;
+        let record = record.filter(|record| !record.way.path.is_empty())?;
+        let path = &record.way.path;
         let rights = self.catalogue.rights(self.key);
-        let admit = |target: &ModelName| {
-            let pool = self.catalogue.target(self.key, &self.pool.group.id, target.as_str());
-            pool.filter(|_| rights.may(target.as_str())).ok_or(())
+        let admit = |target: &ModelName| match self.catalogue.target(self.key, &self.pool.group.id, target.as_str()) {
+            _ if !rights.may(target.as_str()) => Err(Standing::Refused),
+            pool => pool.ok_or(Standing::NotShown),
         };
-        let (standing, choice) = match self.subject(&self.pool, &self.model).follow(&record.path, admit) {
+        let (standing, choice) = match self.subject(&self.pool, &self.model).follow(&record.way, admit) {
             _ if !self.repeatable => (Standing::NotRepeatable, None),
-            Err(()) => (Standing::Refused, None),
+            Err(standing) => (standing, None),
             Ok(None) => (Standing::ChainGone, None),
             Ok(Some(pool)) => {
-                let choice = self.look(&pool, &record.path, moment);
+                let choice = self.look(&pool, path, moment);
                 match choice.affinity {
                     Affinity::Hit(_) => (Standing::Followed, Some(choice)),
                     Affinity::None | Affinity::Absent | Affinity::Skipped(_) => (Standing::NotLegal, None),
                 }
             }
         };
-        Some((Fallback { path: record.path.clone(), deployment: record.deployment.clone(), standing }, choice))
+        Some((Fallback { path: path.clone(), deployment: record.deployment.clone(), standing }, choice))
     }
 
     fn subject<'a>(&'a self, pool: &'a Pool, model: &'a ModelName) -> Subject<'a> {
@@ -286,10 +290,13 @@ fn sticky_of(
 }
 
 fn print(answer: &Answer) -> anyhow::Result<()> {
-    let refused = answer.fallback.as_ref().filter(|fallback| fallback.standing == Standing::Refused);
-    match (&answer.deployment, &answer.reason, refused) {
+    let standing = answer.fallback.as_ref().map(|fallback| fallback.standing);
+    match (&answer.deployment, &answer.reason, standing) {
         (Some(deployment), Some(reason), _) => table::say(format_args!("{deployment} ({})", Word(reason)))?,
-        (.., Some(_)) => table::say("nowhere: the key may not use what its session was served by")?,
+        (.., Some(Standing::Refused)) => table::say("nowhere: the key may not use what its session was served by")?,
+        (.., Some(Standing::NotShown)) => {
+            table::say("nowhere: no group of the key shows what its session was served by")?
+        }
         _ => table::say("nowhere: no candidate is legal")?,
     }
     if let Some(sticky) = &answer.sticky {
@@ -315,12 +322,21 @@ fn print(answer: &Answer) -> anyhow::Result<()> {
 }
 
 impl Standing {
+    /// Whether the request is refused, as one is that asks for the fallback itself.
+    fn refuses(self) -> bool {
+        match self {
+            Self::Refused | Self::NotShown => true,
+            Self::Followed | Self::NotLegal | Self::ChainGone | Self::NotRepeatable => false,
+        }
+    }
+
     fn says(self) -> &'static str {
         match self {
             Self::Followed => "is followed",
             Self::NotLegal => "is not legal now",
             Self::ChainGone => "no chain leads there any more",
             Self::Refused => "is refused to the key",
+            Self::NotShown => "is shown by no group of the key",
             Self::NotRepeatable => "is not reused by a request that may not be repeated",
         }
     }

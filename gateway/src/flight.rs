@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::time::Instant;
 use waybill_routing::classify::{Recourse, Verdict, Work};
 use waybill_routing::dispatch::{self, Search};
-use waybill_routing::policy::{Policy, Rule, Subject, Walk};
+use waybill_routing::policy::{Policy, Rule, Subject, Walk, Way};
 use waybill_routing::price;
 use waybill_routing::select::{self, Ask, Moment, Shares};
 use waybill_routing::state::State;
@@ -71,8 +71,8 @@ pub struct Flight {
 #[derive(Clone, Debug)]
 struct Leg {
     pool: Arc<Pool>,
-    /// The fallback targets on the way; none leads home.
-    path: Vec<ModelName>,
+    /// None leads home.
+    way: Way,
     /// Whether the session's record led here before anything had failed.
     pinned: bool,
 }
@@ -352,8 +352,8 @@ impl Flight {
             return false;
         }
         let mut walk = std::mem::take(&mut self.walk);
-        walk.turn(&self.context.model, &self.leg.path, &self.subject(&self.leg).targets(recourse));
-        let leads = |path: Vec<ModelName>| Some(Leg { pool: self.admitted(path.last()?).ok()?, path, pinned: false });
+        walk.turn(&self.context.model, &self.leg.way, &self.subject(&self.leg).targets(recourse));
+        let leads = |way: Way| Some(Leg { pool: self.admitted(way.path.last()?).ok()?, way, pinned: false });
         let leg = std::iter::from_fn(|| walk.step()).find_map(leads);
         self.walk = walk;
         let Some(leg) = leg else { return false };
@@ -382,7 +382,7 @@ impl Flight {
 
     /// Whether the pool is that of what was asked for.
     pub fn is_home(&self) -> bool {
-        self.leg.path.is_empty()
+        self.leg.way.path.is_empty()
     }
 
     /// Notes that the same deployment is sent to again.
@@ -541,6 +541,7 @@ impl Flight {
             model: place.upstream_model,
             pool: self.context.group.clone(),
             path: Vec::new(),
+            chains: Vec::new(),
             revision: Revision { writer, epoch, number: 0 },
             provisional: true,
         })
@@ -570,9 +571,9 @@ impl Flight {
     fn pinned(&self, moment: &Moment<'_>) -> Result<Option<Leg>, Refusal> {
         let key = self.sticky_key().filter(|_| self.sends == 0 && self.crossing == Crossing::Free && self.is_home());
         let record = key.and_then(|key| moment.state.record(key, moment.now));
-        let Some(path) = record.map(|record| &record.path).filter(|path| !path.is_empty()) else { return Ok(None) };
-        let pool = self.subject(&self.leg).follow(path, |target| self.admitted(target))?;
-        Ok(pool.map(|pool| Leg { pool, path: path.clone(), pinned: true }))
+        let Some(way) = record.map(|record| &record.way).filter(|way| !way.path.is_empty()) else { return Ok(None) };
+        let pool = self.subject(&self.leg).follow(way, |target| self.admitted(target))?;
+        Ok(pool.map(|pool| Leg { pool, way: way.clone(), pinned: true }))
     }
 
     /// The pool of a fallback target, where the caller may use it, under whatever name.
@@ -591,7 +592,7 @@ impl Flight {
 
     /// What is asked of the pool: the last target on the way to it, else what the client named.
     fn model<'a>(&'a self, leg: &'a Leg) -> &'a ModelName {
-        leg.path.last().unwrap_or(&self.context.model)
+        leg.way.path.last().unwrap_or(&self.context.model)
     }
 
     /// The rule by which the pool ranks its deployments, where it does. Where gateways cannot see each other, all must
@@ -636,7 +637,7 @@ impl Flight {
             has_credential: &|place| self.serving.has_credential(place),
             last_resort,
             catalogue: self.serving.catalogue.revision,
-            path: &leg.path,
+            path: &leg.way.path,
             shares: self.subject(leg).rule().map(|rule| Shares { rule, rank: &rank }),
         };
         select::look(&ask, moment)
@@ -649,7 +650,7 @@ impl Flight {
 
     /// S3.11: the first request of a key without a live record claims it. Auxiliary calls bind nothing.
     fn claims(&self, leg: &Leg, choice: &Choice) -> bool {
-        let free = self.hold.is_none() && !self.is_auxiliary() && leg.path.is_empty();
+        let free = self.hold.is_none() && !self.is_auxiliary() && leg.way.path.is_empty();
         self.sends == 0 && choice.affinity == Affinity::Absent && free
     }
 
@@ -675,7 +676,7 @@ impl Flight {
 
     fn opened(&mut self, place: Place) {
         self.sends += 1;
-        self.fallback |= !self.leg.path.is_empty();
+        self.fallback |= !self.leg.way.path.is_empty();
         if self.serving.watches_load {
             self.gateway.traffic.sent(&place.deployment);
         }
@@ -686,7 +687,7 @@ impl Flight {
         let first = self.sends == 0;
         let reason = match reason {
             Reason::Draw | Reason::Affinity if self.hold.is_some() => Reason::Owner,
-            Reason::Draw if !leg.path.is_empty() => Reason::Fallback,
+            Reason::Draw if !leg.way.path.is_empty() => Reason::Fallback,
             Reason::Draw if !first => Reason::Next,
             Reason::Draw if self.agreed().is_some() => Reason::Rendezvous,
             other => other,
@@ -768,7 +769,8 @@ impl Flight {
             incarnation: place.incarnation,
             model: place.upstream_model.clone(),
             pool: self.leg.pool.group.id.clone(),
-            path: self.leg.path.clone(),
+            path: self.leg.way.path.clone(),
+            chains: self.leg.way.chains.clone(),
             base: self.base.clone(),
             ttl_ms: self.serving.sticky_ttl_ms(&self.home.group, sticky.by),
         })))
@@ -818,7 +820,7 @@ fn cost_nano(place: &Place, usage: &Usage, class: Class) -> Option<u64> {
 
 impl Leg {
     fn home(pool: &Arc<Pool>) -> Self {
-        Self { pool: pool.clone(), path: Vec::new(), pinned: false }
+        Self { pool: pool.clone(), way: Way::default(), pinned: false }
     }
 }
 

@@ -685,6 +685,18 @@ pub struct Request {
     pub context: Option<Context>,
 }
 
+/// A kind of fallback chain (S3.18).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChainKind {
+    /// For any failure.
+    General,
+    /// For prompts that do not fit.
+    Context,
+    /// For refused content.
+    Content,
+}
+
 /// A success committed an affinity.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -706,6 +718,9 @@ pub struct Preference {
     /// The fallback targets on the way, in order; empty inside the pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<ModelName>,
+    /// The chain that each step of the path is one of; empty in facts that were written before they said so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chains: Vec<ChainKind>,
     /// The revision of the record that was read; absent where there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<Revision>,

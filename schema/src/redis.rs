@@ -23,7 +23,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::FOLD_VERSION;
-use crate::event::{Class, Endpoint, Ownedness, Ownership, SessionSource};
+use crate::event::{ChainKind, Class, Endpoint, Ownedness, Ownership, SessionSource};
 use crate::frame::CHAIN_START;
 use crate::id::{
     AffinityKey, ChannelId, DeploymentId, GroupId, MemberId, ModelName, Revision, ScopeId, SessionId, WriterId,
@@ -241,6 +241,9 @@ pub struct Pin {
     pub pool: GroupId,
     /// The fallback targets on the way; empty inside the pool.
     pub path: Vec<ModelName>,
+    /// The chain that each step of the path is one of; empty where that was not recorded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chains: Vec<ChainKind>,
     /// The fact that last changed it: what a switch must be based on. Number 0 in a claim, which no fact made yet.
     pub revision: Revision,
     /// Whether only a claim stands behind it.
@@ -502,6 +505,7 @@ mod tests {
             model: "gpt-4.1".into(),
             pool: "main".into(),
             path: Vec::new(),
+            chains: Vec::new(),
             revision: Revision { writer: "gw-a".into(), epoch: 2, number: 17 },
             provisional: true,
         }
@@ -513,6 +517,9 @@ mod tests {
         assert_eq!(pin().encode(), expected);
         assert_eq!(Pin::decode(expected), Some(pin()));
         assert_eq!(Pin::decode("{}"), None);
+        let led = Pin { path: vec!["mini".into()], chains: vec![ChainKind::Context], ..pin() };
+        let expected = expected.replace(r#""path":[]"#, r#""path":["mini"],"chains":["context"]"#);
+        assert_eq!((led.encode(), Pin::decode(&expected)), (expected, Some(led)));
     }
 
     #[test]

@@ -200,77 +200,6 @@ async fn a_pool_without_a_candidate_falls_back_at_once() {
     assert_eq!(untemplated.header("x-waybill-fallback"), Some("false"));
 }
 
-/// S3.18, S3.17: with fallbacks disabled for a request the pool is tried as ever, no chain is followed, and a session's
-/// fallback is not reused; the field is ours and no upstream sees it.
-#[tokio::test]
-async fn a_request_may_forbid_other_models() {
-    let world = World::start(under(CHAINS)).await;
-    let client = world.client_with(TEMPLATED);
-    let forbidding = async |session: &str| {
-        let mut body = CHAT.body("Hello", false);
-        body["disable_fallbacks"] = json!(true);
-        client.post(CHAT.path, &[("x-session-id", session)], &body).await
-    };
-    fails(&world, &["a", "b"], &Action::status(503), 2);
-    let answer = forbidding("s").await;
-    assert_eq!((answer.status.as_u16(), counts(&world)), (503, [2, 2, 0, 0, 0]));
-    fails(&world, &["a"], &Action::status(503), 1);
-    assert_eq!(served(&forbidding("s").await), "a/gpt false 2", "its own deployment is still tried again");
-    fails(&world, &["a", "b"], &Action::status(503), 2);
-    assert_eq!(served(&ask(&client, CHAT, "t", false).await), "spare/spare true 5");
-    assert_eq!(served(&forbidding("t").await), "a/gpt false 1");
-    for call in world.calls() {
-        let body: Value = serde_json::from_slice(&call.body).expect("the upstream is sent JSON");
-        assert_eq!(body.get("disable_fallbacks"), None);
-    }
-    let mut body = CHAT.body("Hello", false);
-    body["disable_fallbacks"] = json!("yes");
-    assert_eq!(client.post(CHAT.path, &[], &body).await.status, 400);
-}
-
-/// S3.19, issue 5: a session's fallback ends the moment its chain is edited away, though its deployment is as sound as
-/// ever; with the chain back, a new failure leads there again.
-#[tokio::test]
-async fn a_fallback_ends_with_its_chain() {
-    let world = World::start(under(CHAINS)).await;
-    let client = world.client_with(TEMPLATED);
-    fails(&world, &["a", "b"], &Action::status(503), 2);
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "spare/spare true 5");
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "spare/spare true 1");
-    world.configure(&under("fallbacks: [{ gpt: [mild] }]"));
-    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "a/gpt false 1");
-    fails(&world, &["a", "b"], &Action::status(503), 2);
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "mild/mild true 5");
-}
-
-/// S3.18, S3.19, PITFALLS H03: a chain never leads where the caller may not go. On the way such a target is passed over;
-/// where a session was led before the right was taken away, the refusal is returned, not widened.
-#[tokio::test]
-async fn a_chain_never_widens_what_the_caller_may_use() {
-    let shown = |models: &str, chain: &str| Plan {
-        group: format!("public_models: [{models}]"),
-        ..under(&format!("fallbacks: [{{ gpt: [{chain}] }}]"))
-    };
-    let world = World::start(shown("gpt, mild, large", "spare, mild")).await;
-    let client = world.client_with(TEMPLATED);
-    fails(&world, &["a", "b"], &Action::status(503), 2);
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "mild/mild true 5", "`spare` is passed over");
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "mild/mild true 1");
-    world.configure(&shown("gpt, large", "spare, mild"));
-    ready_when(&world, |detail| detail["catalogue"]["revision"] == 2).await;
-    let before = counts(&world);
-    for dialect in [CHAT, CHAT] {
-        let answer = ask(&client, dialect, "s", false).await;
-        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (404, &json!("model_not_found")));
-    }
-    assert_eq!(since(&world, before), [0; 5]);
-    assert_eq!(served(&ask(&client, CHAT, "t", false).await), "a/gpt false 1");
-    fails(&world, &["a", "b"], &Action::status(503), 2);
-    let answer = ask(&client, CHAT, "u", false).await;
-    assert_eq!((answer.status.as_u16(), counts(&world)[2]), (503, 0), "no target is left to it");
-}
-
 /// S3.18, S3.19, PITFALLS H01, H03: what a key may ask for holds over its chains however the model is written: a target
 /// that it may not ask for is passed over, and a kept one that it may not ask for any more is refused to it.
 #[tokio::test]
@@ -522,18 +451,6 @@ async fn asking_for_the_route_shows_a_kept_fallback() {
     assert_eq!(route("chat").await, json!(["a/gpt", "draw", ["spare"], "chain_gone"]));
     assert_eq!(served(&ask(&client, CHAT, "s", false).await), "a/gpt false 1");
     assert_eq!(route("chat").await, json!(["a/gpt", "affinity", null, null]));
-}
-
-/// S3.19: a session's fallback that fails leads back to what was asked for, and what serves then is its new place.
-#[tokio::test]
-async fn a_failing_fallback_leads_back_home() {
-    let world = World::start(under(CHAINS)).await;
-    let client = world.client_with(TEMPLATED);
-    fails(&world, &["a", "b"], &Action::status(503), 2);
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "spare/spare true 5");
-    fails(&world, &["spare"], &Action::status(503), 2);
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "a/gpt true 3");
-    assert_eq!(served(&ask(&client, CHAT, "s", false).await), "a/gpt false 1");
 }
 
 /// S3.16: what has reached the client is not spliced with another model's answer; and a response that may have been made

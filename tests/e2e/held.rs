@@ -12,7 +12,8 @@ use crate::dialect::RESPONSES;
 use crate::fallbacks::{CHAINS, NAMES, TEMPLATED, error, under};
 
 impl Stage {
-    fn counts(&self) -> [usize; 5] {
+    /// The calls of every upstream, in the order of [`NAMES`].
+    pub(crate) fn counts(&self) -> [usize; 5] {
         NAMES.map(|name| self.upstream(name).calls().len())
     }
 

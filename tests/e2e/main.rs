@@ -42,6 +42,7 @@ mod guardrails;
 mod held;
 mod identity;
 mod inside_200;
+mod kept;
 mod kill;
 mod limits;
 mod nats;

@@ -67,6 +67,7 @@ fn moved(house: &mut House) -> Vec<Fact> {
         model: "gpt".into(),
         pool: "main".into(),
         path: Vec::new(),
+        chains: Vec::new(),
         base: Some(base),
         ttl_ms: 7_200_000,
     };

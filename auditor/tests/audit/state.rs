@@ -25,6 +25,7 @@ fn house() -> House {
         model: "gpt-4.1".into(),
         pool: "main".into(),
         path: Vec::new(),
+        chains: Vec::new(),
         base: Some(waybill_schema::id::Revision { writer: "gw".into(), epoch: 1, number: 2 }),
         ttl_ms: 5000,
     };

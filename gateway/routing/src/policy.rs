@@ -109,37 +109,42 @@ impl<'a> Subject<'a> {
         of_model.or_else(|| rules.get(self.pool.group.id.as_str()))
     }
 
-    /// What may stand in for the model after a failure, in order (S3.15, S3.18). A full context or a refused content
-    /// has its own chain; without one the former falls back as anything does, and the latter not at all.
-    pub fn targets(&self, recourse: Recourse) -> Vec<&'a ModelName> {
-        let (first, then): (&[ModelName], &[ModelName]) = match recourse {
-            Recourse::None => (&[], &[]),
-            Recourse::General => (self.general(), &[]),
-            Recourse::Context => (self.context().unwrap_or_else(|| self.general()), &[]),
-            Recourse::ContextThenGeneral => (self.context().unwrap_or_default(), self.general()),
-            Recourse::Content => (self.content().unwrap_or_default(), &[]),
+    /// What may stand in for the model after a failure, in order (S3.15, S3.18), each with the chain that names it. A full
+    /// context or a refused content has its own chain; without one the former falls back as anything does, and the latter
+    /// not at all.
+    pub fn targets(&self, recourse: Recourse) -> Vec<(ChainKind, &'a ModelName)> {
+        use ChainKind::{Content, Context, General};
+        let kinds: &[ChainKind] = match recourse {
+            Recourse::None => &[],
+            Recourse::General => &[General],
+            Recourse::Context if self.context().is_some() => &[Context],
+            Recourse::Context => &[General],
+            Recourse::ContextThenGeneral => &[Context, General],
+            Recourse::Content => &[Content],
         };
-        first.iter().chain(then).collect()
+        kinds.iter().flat_map(|kind| self.chain(*kind).iter().map(|target| (*kind, target))).collect()
     }
 
-    /// Whether some chain of the model leads to `target` (S3.19).
-    pub fn reaches(&self, target: &ModelName) -> bool {
-        let chains = [Some(self.general()), self.context(), self.content()];
-        chains.into_iter().flatten().any(|targets| targets.contains(target))
+    /// Whether the chain leads to `target` (S3.19); where it is not known which, whether any does.
+    pub fn reaches(&self, target: &ModelName, by: Option<ChainKind>) -> bool {
+        let any = &[ChainKind::General, ChainKind::Context, ChainKind::Content][..];
+        let kinds = by.as_ref().map_or(any, std::slice::from_ref);
+        kinds.iter().any(|kind| self.chain(*kind).contains(target))
     }
 
-    /// The pool at the end of `path`, by which a session was once led to a fallback model, while every step of it is still
-    /// one of some chain (S3.19). `admit` gives the pool of a target, or refuses it to the caller.
+    /// The pool at the end of `way`, by which a session was once led to a fallback model, while every step of it is still
+    /// one of the chain that it was (S3.19). `admit` gives the pool of a target, or refuses it to the caller.
     pub fn follow<E>(
         &self,
-        path: &[ModelName],
+        way: &Way,
         admit: impl Fn(&ModelName) -> Result<Arc<Pool>, E>,
     ) -> Result<Option<Arc<Pool>>, E> {
         let mut reached: Option<(Arc<Pool>, &ModelName)> = None;
-        for target in path {
+        for (at, target) in way.path.iter().enumerate() {
+            let by = way.chains.get(at).copied();
             let leads = match &reached {
-                None => self.reaches(target),
-                Some((pool, model)) => Subject { policy: self.policy, pool, model }.reaches(target),
+                None => self.reaches(target, by),
+                Some((pool, model)) => Subject { policy: self.policy, pool, model }.reaches(target, by),
             };
             if !leads {
                 return Ok(None);
@@ -149,22 +154,47 @@ impl<'a> Subject<'a> {
         Ok(reached.map(|(pool, _)| pool))
     }
 
-    /// The template's chain for the model, else the model's default, which its route names.
-    fn general(&self) -> &'a [ModelName] {
-        self.chain(|policy| &policy.general).unwrap_or(&self.pool.route.fallbacks)
+    /// The template's chain of the kind for the model, else its default: for general failures the one that its route names.
+    fn chain(&self, kind: ChainKind) -> &'a [ModelName] {
+        let of_template = self.own(|policy| match kind {
+            ChainKind::General => &policy.general,
+            ChainKind::Context => &policy.context,
+            ChainKind::Content => &policy.content,
+        });
+        of_template.unwrap_or(match kind {
+            ChainKind::General => &self.pool.route.fallbacks,
+            ChainKind::Context | ChainKind::Content => &[],
+        })
     }
 
     fn context(&self) -> Option<&'a [ModelName]> {
-        self.chain(|policy| &policy.context)
+        self.own(|policy| &policy.context)
     }
 
-    fn content(&self) -> Option<&'a [ModelName]> {
-        self.chain(|policy| &policy.content)
-    }
-
-    fn chain(&self, of: fn(&Policy) -> &Chains) -> Option<&'a [ModelName]> {
+    fn own(&self, of: impl Fn(&Policy) -> &Chains) -> Option<&'a [ModelName]> {
         let chains = of(self.policy?);
         chains.get(self.model).or_else(|| chains.get(&self.pool.route.model)).map(Vec::as_slice)
+    }
+}
+
+/// How a request came to a fallback model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Way {
+    /// The fallback targets on the way; empty at home.
+    pub path: Vec<ModelName>,
+    /// The chain that each of them is one of; empty where a record does not say.
+    pub chains: Vec<ChainKind>,
+}
+
+impl Way {
+    /// One step further.
+    fn to(&self, kind: ChainKind, target: &ModelName) -> Self {
+        let mut way = self.clone();
+        if way.chains.len() == way.path.len() {
+            way.chains.push(kind);
+        }
+        way.path.push(target.clone());
+        way
     }
 }
 
@@ -172,30 +202,30 @@ impl<'a> Subject<'a> {
 /// chains lead back.
 #[derive(Debug, Default)]
 pub struct Walk {
-    ahead: Vec<Vec<ModelName>>,
+    ahead: Vec<Way>,
     seen: Vec<ModelName>,
 }
 
 impl Walk {
-    /// Puts what stands in for the model behind `path` before everything else: `path` is how the request came to that
+    /// Puts what stands in for the model behind `way` before everything else: `way` is how the request came to that
     /// model, `source` the model, which is no target for itself.
-    pub fn turn(&mut self, source: &ModelName, path: &[ModelName], targets: &[&ModelName]) {
+    pub fn turn(&mut self, source: &ModelName, way: &Way, targets: &[(ChainKind, &ModelName)]) {
         if targets.is_empty() {
             return;
         }
         self.note(source);
-        let mut steps: Vec<Vec<ModelName>> = Vec::new();
-        for target in targets {
+        let mut steps: Vec<Way> = Vec::new();
+        for (kind, target) in targets {
             if self.note(target) {
-                steps.push(path.iter().chain([*target]).cloned().collect());
+                steps.push(way.to(*kind, target));
             }
         }
         steps.append(&mut self.ahead);
         self.ahead = steps;
     }
 
-    /// The path to the next target, which is its last element.
-    pub fn step(&mut self) -> Option<Vec<ModelName>> {
+    /// The way to the next target, which is the last on it.
+    pub fn step(&mut self) -> Option<Way> {
         (!self.ahead.is_empty()).then(|| self.ahead.remove(0))
     }
 

@@ -216,7 +216,7 @@ fn read_affinity(ask: &Ask<'_>, moment: &Moment<'_>, candidates: &[Candidate]) -
         provisional: record.provisional,
     };
     // A record holds for the way it was made: one that a chain led to ends with the chain (S3.19).
-    let legal = record.path == ask.path
+    let legal = record.way.path == ask.path
         && candidates.iter().any(|candidate| {
             candidate.excluded.is_none()
                 && candidate.deployment == record.deployment

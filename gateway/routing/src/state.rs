@@ -18,6 +18,8 @@ use waybill_schema::id::{AffinityKey, DeploymentId, GroupId, MemberId, ModelName
 pub use waybill_schema::redis::Cooldown;
 use waybill_schema::time::Time;
 
+use crate::policy::Way;
+
 /// At most this many affinity records in process (S3.21).
 pub const AFFINITY_RECORDS_MAX: usize = 8192;
 /// How long a provisional claim stands, in milliseconds: one hour (S3.21).
@@ -38,8 +40,8 @@ pub struct Record {
     pub model: ModelName,
     /// The group whose pool it came from.
     pub pool: GroupId,
-    /// The fallback targets on the way; empty inside the pool.
-    pub path: Vec<ModelName>,
+    /// How the session came there; empty inside the pool.
+    pub way: Way,
     /// The fact that last changed it: what a switch must be based on.
     pub revision: Revision,
     /// Whether only a claim stands behind it.
@@ -224,7 +226,7 @@ impl State {
             incarnation: selection.incarnation,
             model: selection.upstream_model.clone(),
             pool: context.group.clone(),
-            path: Vec::new(),
+            way: Way::default(),
             revision: revision.clone(),
             provisional: true,
             bound_at: at,
@@ -282,7 +284,7 @@ impl State {
             incarnation: preference.incarnation,
             model: preference.model.clone(),
             pool: preference.pool.clone(),
-            path: preference.path.clone(),
+            way: Way { path: preference.path.clone(), chains: preference.chains.clone() },
             revision: revision.clone(),
             provisional: false,
             bound_at: same.map_or(at, |record| record.bound_at),

@@ -749,6 +749,7 @@ mod tests {
             model: "gpt".into(),
             pool: "main".into(),
             path: Vec::new(),
+            chains: Vec::new(),
             base: None,
             ttl_ms: 1,
         };

@@ -143,6 +143,7 @@ fn preference(key: &str, channel: &str, base: Option<Revision>) -> Preference {
         model: "gpt-4.1".into(),
         pool: "main".into(),
         path: Vec::new(),
+        chains: Vec::new(),
         base,
         ttl_ms: 7_200_000,
     }

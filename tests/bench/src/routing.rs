@@ -253,6 +253,7 @@ impl Core {
                 model: place.upstream_model.clone(),
                 pool: flight.context.group.clone(),
                 path: Vec::new(),
+                chains: Vec::new(),
                 base: flight.base.clone(),
                 ttl_ms: u64::from(self.config.sticky.conversation_ttl_seconds) * 1000,
             }))

@@ -662,6 +662,7 @@ impl Flight {
             model: place.upstream_model.clone(),
             pool: self.context.group.clone(),
             path: Vec::new(),
+            chains: Vec::new(),
             base: self.base.clone(),
             ttl_ms: STICKY_TTL_MS,
         }))

@@ -9,6 +9,8 @@ use waybill_schema::id::{AffinityKey, MemberId, Revision, WriterId};
 use waybill_schema::redis::{self, Ailing, Pin, RouteBlock, RouteCool, RouteFail, Snapshot};
 use waybill_schema::time::Time;
 
+use crate::policy::Way;
+
 use super::{Block, Cooldown, Health, Record, State};
 
 /// Who looks, and how much of what it has said itself is in what it sees.
@@ -115,7 +117,7 @@ impl Record {
             incarnation: pin.incarnation,
             model: pin.model.clone(),
             pool: pin.pool.clone(),
-            path: pin.path.clone(),
+            way: Way { path: pin.path.clone(), chains: pin.chains.clone() },
             revision: pin.revision.clone(),
             provisional: pin.provisional,
             bound_at: pin.bound_at,
@@ -139,7 +141,8 @@ impl Record {
             incarnation: self.incarnation,
             model: self.model.clone(),
             pool: self.pool.clone(),
-            path: self.path.clone(),
+            path: self.way.path.clone(),
+            chains: self.way.chains.clone(),
             revision: self.revision.clone(),
             provisional: self.provisional,
         }

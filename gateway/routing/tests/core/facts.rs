@@ -114,6 +114,7 @@ pub(crate) fn prefer(key: &str, (member, incarnation): Of<'_>, base: Option<u64>
         model: "m".into(),
         pool: "g".into(),
         path: Vec::new(),
+        chains: Vec::new(),
         base: base.map(revision),
         ttl_ms: ttl_s * 1000,
     }))

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use waybill_routing::classify::Recourse;
-use waybill_routing::policy::{Policy, Subject, Walk};
+use waybill_routing::policy::{Policy, Subject, Walk, Way};
 use waybill_routing::select::{self, Ask, Moment, Shares};
 use waybill_routing::split::Cursor;
 use waybill_routing::state::State;
 use waybill_schema::catalogue::{Catalogue, Key, Pool, Rows, Strategy as Sharing};
 use waybill_schema::config;
-use waybill_schema::event::{Choice, Endpoint, Exclusion, Reason};
+use waybill_schema::event::{ChainKind, Choice, Endpoint, Exclusion, Reason};
 use waybill_schema::id::{DeploymentId, ModelName};
 use waybill_schema::time::Time;
 
@@ -94,7 +94,7 @@ impl Shop {
     fn targets(&self, name: &str, recourse: Recourse) -> String {
         let (pool, model) = (self.pool("main", name), ModelName::from(name));
         let subject = Subject { policy: Some(&self.policy), pool: &pool, model: &model };
-        let targets: Vec<&str> = subject.targets(recourse).into_iter().map(ModelName::as_str).collect();
+        let targets: Vec<&str> = subject.targets(recourse).into_iter().map(|(_, target)| target.as_str()).collect();
         targets.join(" ")
     }
 }
@@ -339,53 +339,87 @@ fn special_failures_have_their_own_chains() {
     check("context_window_fallbacks: [{ gpt: [large] }]", ["mini", "large", "large mini", ""]);
     check("context_window_fallbacks: [{ gpt: [] }]", ["mini", "", "mini", ""]);
     check("content_policy_fallbacks: [{ gpt: [large] }]", ["mini", "mini", "mini", "large"]);
-    check("content_policy_fallbacks: [{ gpt: [] }]", ["mini", "mini", "mini", ""]);
     check("fallbacks: [{ gpt: [] }], context_window_fallbacks: [{ gpt: [large] }]", ["", "large", "large", ""]);
     assert_eq!(Shop::with("").targets("gpt", Recourse::None), "");
+    // Where the chain of a pattern would hold, `[]` is seen to disable and not to inherit.
+    for (kind, recourse) in
+        [("fallbacks", Recourse::General), ("context_window_fallbacks", context), ("content_policy_fallbacks", content)]
+    {
+        assert_eq!(
+            Shop::with(&format!("{kind}: [{{ 'open-*': [gpt] }}]")).targets("open-1", recourse),
+            "gpt",
+            "{kind}"
+        );
+        let disabled = Shop::with(&format!("{kind}: [{{ 'open-*': [gpt] }}, {{ open-1: [] }}]"));
+        assert_eq!(
+            (disabled.targets("open-1", recourse), disabled.targets("open-2", recourse)),
+            ("".into(), "gpt".into()),
+            "{kind}"
+        );
+    }
 }
 
-/// S3.19: a target is reached while some chain of the source leads to it, and no longer.
+/// S3.19: a target is reached while the chain that led there names it, and no longer, whatever other kinds say; what was
+/// recorded without the chain, while any does.
 #[test]
-fn a_target_is_reached_as_long_as_a_chain_leads_there() {
+fn a_target_is_reached_as_long_as_its_chain_leads_there() {
+    use ChainKind::{Content, Context, General};
     let reaches = |template: &str, target: &str| {
         let shop = Shop::with(template);
         let (pool, model) = (shop.pool("main", "gpt"), ModelName::from("gpt"));
-        Subject { policy: Some(&shop.policy), pool: &pool, model: &model }.reaches(&target.into())
+        let subject = Subject { policy: Some(&shop.policy), pool: &pool, model: &model };
+        [Some(General), Some(Context), Some(Content), None].map(|by| subject.reaches(&target.into(), by))
     };
-    assert!(reaches("", "mini"));
-    assert!(!reaches("", "large"));
-    assert!(!reaches("fallbacks: [{ gpt: [] }]", "mini"));
-    assert!(!reaches("fallbacks: [{ gpt: [large] }]", "mini"));
-    assert!(reaches("content_policy_fallbacks: [{ gpt: [large] }]", "large"));
+    assert_eq!(reaches("", "mini"), [true, false, false, true]);
+    assert_eq!(reaches("", "large"), [false, false, false, false]);
+    assert_eq!(reaches("fallbacks: [{ gpt: [] }]", "mini"), [false, false, false, false]);
+    assert_eq!(reaches("fallbacks: [{ gpt: [large] }]", "mini"), [false, false, false, false]);
+    assert_eq!(reaches("content_policy_fallbacks: [{ gpt: [large] }]", "large"), [false, false, true, true]);
+    assert_eq!(reaches("context_window_fallbacks: [{ gpt: [large] }]", "large"), [false, true, false, true]);
+    assert_eq!(reaches("context_window_fallbacks: [{ gpt: [mini] }]", "mini"), [true, true, false, true]);
     let shop = Shop::with("");
     let (pool, model) = (shop.pool("main", "gpt"), ModelName::from("gpt"));
-    assert!(Subject { policy: None, pool: &pool, model: &model }.reaches(&"mini".into()), "without a template, too");
+    let untemplated = Subject { policy: None, pool: &pool, model: &model };
+    assert!(untemplated.reaches(&"mini".into(), Some(General)) && untemplated.reaches(&"mini".into(), None));
 }
 
-/// S3.19: a kept path is followed while each of its steps is one of a chain; a step that is refused refuses the whole.
+/// S3.19: a kept way is followed while each of its steps is one of its chain; a step that is refused refuses the whole.
 #[test]
-fn a_path_is_followed_to_its_end_or_not_at_all() {
-    let follow = |template: &str, path: &[&str], refused: &str| {
+fn a_way_is_followed_to_its_end_or_not_at_all() {
+    use ChainKind::{Context, General};
+    let follow = |template: &str, path: &[&str], chains: &[ChainKind], refused: &str| {
         let shop = Shop::with(template);
         let (pool, model) = (shop.pool("main", "gpt"), ModelName::from("gpt"));
-        let path: Vec<ModelName> = path.iter().copied().map(ModelName::from).collect();
+        let way = Way { path: path.iter().copied().map(ModelName::from).collect(), chains: chains.to_vec() };
         let admit = |target: &ModelName| match target.as_str() {
             name if name == refused => Err(name.to_owned()),
             name => Ok(shop.pool("main", name)),
         };
-        let followed = Subject { policy: Some(&shop.policy), pool: &pool, model: &model }.follow(&path, admit);
+        let followed = Subject { policy: Some(&shop.policy), pool: &pool, model: &model }.follow(&way, admit);
         followed.map(|pool| pool.map_or_else(String::new, |pool| pool.route.model.to_string()))
     };
     let ok = |model: &str| Ok(model.to_owned());
     let chains = "fallbacks: [{ gpt: [mini] }, { mini: [large] }]";
-    assert_eq!(follow(chains, &["mini"], ""), ok("mini"));
-    assert_eq!(follow(chains, &["mini", "large"], ""), ok("large"));
-    assert_eq!(follow(chains, &["large"], ""), ok(""), "no chain of `gpt` leads there");
-    assert_eq!(follow("fallbacks: [{ gpt: [mini] }]", &["mini", "large"], ""), ok(""));
-    assert_eq!(follow("fallbacks: [{ gpt: [] }, { mini: [large] }]", &["mini", "large"], ""), ok(""));
-    assert_eq!(follow(chains, &["mini", "large"], "mini"), Err("mini".to_owned()));
-    assert_eq!(follow(chains, &["mini", "large"], "large"), Err("large".to_owned()));
-    assert_eq!(follow("fallbacks: [{ gpt: [] }]", &["mini"], "mini"), ok(""), "what is not reached is not refused");
+    for twice in [&[][..], &[General, General]] {
+        let once = &twice[..twice.len() / 2];
+        assert_eq!(follow(chains, &["mini"], once, ""), ok("mini"));
+        assert_eq!(follow(chains, &["mini", "large"], twice, ""), ok("large"));
+        assert_eq!(follow(chains, &["large"], once, ""), ok(""), "no chain of `gpt` leads there");
+        assert_eq!(follow("fallbacks: [{ gpt: [mini] }]", &["mini", "large"], twice, ""), ok(""));
+        assert_eq!(follow("fallbacks: [{ gpt: [] }, { mini: [large] }]", &["mini", "large"], twice, ""), ok(""));
+        assert_eq!(follow(chains, &["mini", "large"], twice, "mini"), Err("mini".to_owned()));
+        assert_eq!(follow(chains, &["mini", "large"], twice, "large"), Err("large".to_owned()));
+        assert_eq!(
+            follow("fallbacks: [{ gpt: [] }]", &["mini"], once, "mini"),
+            ok(""),
+            "what is not reached is not refused"
+        );
+    }
+    let mixed = "context_window_fallbacks: [{ mini: [large] }]";
+    assert_eq!(follow(mixed, &["mini", "large"], &[General, Context], ""), ok("large"));
+    assert_eq!(follow(mixed, &["mini", "large"], &[], ""), ok("large"));
+    assert_eq!(follow(mixed, &["mini", "large"], &[General, General], ""), ok(""), "each step by its own chain");
+    assert_eq!(follow(mixed, &["mini", "large"], &[Context, Context], ""), ok(""));
 }
 
 /// PITFALLS D01, D03, D18: a walk goes into a target's own chain before the next target, tries none twice, and ends.
@@ -394,13 +428,36 @@ fn a_walk_tries_every_target_once_and_ends() {
     let chains = [("m1", "m2 m4 m1"), ("m2", "m1 m3"), ("m3", "m1 m2"), ("m4", "m4")];
     let chains: BTreeMap<&str, Vec<ModelName>> =
         chains.into_iter().map(|(from, to)| (from, to.split(' ').map(ModelName::from).collect())).collect();
-    let (mut walk, mut path, mut tried) = (Walk::default(), Vec::new(), Vec::new());
+    let (mut walk, mut way, mut tried) = (Walk::default(), Way::default(), Vec::new());
     loop {
-        let at = path.last().map_or("m1", ModelName::as_str);
-        walk.turn(&"m1".into(), &path, &chains[at].iter().collect::<Vec<_>>());
+        let at = way.path.last().map_or("m1", ModelName::as_str);
+        walk.turn(&"m1".into(), &way, &chains[at].iter().map(|to| (ChainKind::General, to)).collect::<Vec<_>>());
         let Some(next) = walk.step() else { break };
-        tried.push(next.iter().map(ModelName::as_str).collect::<Vec<_>>().join(">"));
-        path = next;
+        assert_eq!(next.chains, vec![ChainKind::General; next.path.len()]);
+        tried.push(next.path.iter().map(ModelName::as_str).collect::<Vec<_>>().join(">"));
+        way = next;
     }
     assert_eq!(tried, ["m2", "m2>m3", "m4"]);
+}
+
+/// S3.19: a way says of each step which chain it is one of; one that goes on from a record without them says of none.
+#[test]
+fn a_way_tells_its_chains_or_none() {
+    let (mini, large) = (ModelName::from("mini"), ModelName::from("large"));
+    let on = |chains: &[ChainKind]| {
+        let mut walk = Walk::default();
+        let way = Way { path: vec![mini.clone()], chains: chains.to_vec() };
+        walk.turn(&"gpt".into(), &way, &[(ChainKind::Content, &large)]);
+        walk.step().expect("there is a target").chains
+    };
+    assert_eq!(on(&[ChainKind::Context]), [ChainKind::Context, ChainKind::Content]);
+    assert_eq!(on(&[]), []);
+    let shop = Shop::with("context_window_fallbacks: [{ gpt: [large] }]");
+    let (pool, model) = (shop.pool("main", "gpt"), ModelName::from("gpt"));
+    let subject = Subject { policy: Some(&shop.policy), pool: &pool, model: &model };
+    let expected = [(ChainKind::Context, &large), (ChainKind::General, &mini)];
+    assert_eq!(subject.targets(Recourse::ContextThenGeneral), expected);
+    let shop = Shop::with("");
+    let inherits = Subject { policy: Some(&shop.policy), ..subject };
+    assert_eq!(inherits.targets(Recourse::Context), [(ChainKind::General, &mini)]);
 }
