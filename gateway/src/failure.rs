@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use waybill_routing::classify::{self, Transport, UpstreamError, Verdict, Work};
+use waybill_routing::sse;
 use waybill_schema::event::{Class, Effect, Endpoint};
 use waybill_schema::time::Time;
 
@@ -88,6 +89,15 @@ impl Failure {
             self.shown = Shown::Theirs { status, headers: headers.clone(), body };
         }
         self
+    }
+
+    /// The same in the words of the event that a stream began with: its data is the body of an error with a status.
+    pub(crate) fn in_words_of_event(self, error: &UpstreamError, headers: &HeaderMap, event: Bytes) -> Self {
+        let mut headers = headers.clone();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let status = fitting_status(&self.verdict, error);
+        let body = Bytes::copy_from_slice(sse::Event::of(event).data().unwrap_or_default());
+        self.in_words_of(status, &headers, body)
     }
 
     /// An answer that the provider's policy left empty.
@@ -181,10 +191,13 @@ pub(crate) fn about_the_gateway(class: Class) -> bool {
     matches!(class, Class::InvalidKey | Class::QuotaExhausted)
 }
 
-/// The status of an error that came inside a 200: what its body says of itself, else what its class usually has.
+/// The status of an error that came inside a 200: the one that its body names, or that its type stands for, else what its
+/// class usually has. The types of a 400 say nothing of other classes: providers put them on everything.
 pub(crate) fn fitting_status(verdict: &Verdict, error: &UpstreamError) -> StatusCode {
+    let of_class = status_and_code(verdict.class).0;
+    let telling = |status: &StatusCode| error.status.is_some() || *status != StatusCode::BAD_REQUEST;
     let meant = error.status_meant().and_then(|status| StatusCode::from_u16(status).ok());
-    meant.map_or(status_and_code(verdict.class).0, |meant| not_the_callers(meant, verdict.class))
+    meant.filter(telling).map_or(of_class, |meant| not_the_callers(meant, verdict.class))
 }
 
 /// The status under which an error of an upstream is shown: its own, but where a client would take it for its own

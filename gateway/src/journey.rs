@@ -445,8 +445,12 @@ impl Journey<'_> {
                     None => break Failure::transport(Transport::Cut),
                 },
                 Frame::Error(error) => {
-                    ready.push_back(passed.bytes);
                     let failure = Failure::reported(self.arrived.endpoint, &error);
+                    if self.arrived.endpoint != Endpoint::Responses {
+                        break failure.in_words_of_event(&error, &headers, passed.bytes);
+                    }
+                    // Codex goes by the code inside `response.failed`, which is no body of an error (docs/adr/0038).
+                    ready.push_back(passed.bytes);
                     break failure.in_words_of(StatusCode::OK, &headers, joined(&mut ready));
                 }
                 Frame::Foreign(error) => break Failure::reported(self.arrived.endpoint, &error),

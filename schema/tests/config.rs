@@ -438,10 +438,10 @@ fn settings_that_change_nothing_yet_are_named() {
         good(text, variables).warnings.into_iter().map(|warning| (warning.line, warning.field)).collect()
     };
     let expected = [
-        (36, "health.breaker"),
-        (37, "health.auto_disable_failures"),
-        (38, "health.probe"),
-        (39, "stable_first.enabled"),
+        (38, "health.breaker"),
+        (39, "health.auto_disable_failures"),
+        (40, "health.probe"),
+        (41, "stable_first.enabled"),
     ];
     assert_eq!(warned(EXAMPLE, &[]), expected.map(|(line, field)| (line, field.to_owned())));
     let off = "routing: { latency_aware: false, error_aware: no }\nstable_first: { enabled: off }\n";

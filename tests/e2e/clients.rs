@@ -142,8 +142,8 @@ async fn check_refusals(sdk: Sdk, rows: &[(&str, &str, u16, &str)]) {
     assert_eq!(calls, 0, "a refused request reached an upstream");
 }
 
-/// What an upstream reports inside a 200 reaches the programmer in its own words: as the error that its status stands for,
-/// or as the event that it is. Each case is one upstream call: nothing is tried again in vain.
+/// What an upstream reports inside a 200 before any output reaches the programmer in its own words, as the error that its
+/// status stands for, streamed or not; in a Responses stream as the event that it is. Each case is one upstream call: nothing is tried again in vain.
 #[tokio::test]
 async fn the_openai_sdk_raises_what_an_upstream_reports_inside_a_200() {
     let error = json!({"message": "Slow down", "type": "rate_limit_error", "code": "rate_limit_exceeded"});
@@ -157,7 +157,7 @@ async fn the_openai_sdk_raises_what_an_upstream_reports_inside_a_200() {
     ];
     let rows = [
         ("chat", "RateLimitError", json!(429), "rate_limit_exceeded"),
-        ("chat, streamed", "APIError", Value::Null, "rate_limit_exceeded"),
+        ("chat, streamed", "RateLimitError", json!(429), "rate_limit_exceeded"),
         ("responses", "RateLimitError", json!(429), "rate_limit_exceeded"),
         ("responses, streamed", "", Value::Null, "response.failed"),
     ];
@@ -169,8 +169,7 @@ async fn the_anthropic_sdk_raises_what_an_upstream_reports_inside_a_200() {
     let error = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
     let rows = [
         ("messages", "OverloadedError", json!(529), "overloaded_error"),
-        // The SDK names errors of a stream after its status, which was 200.
-        ("messages, streamed", "APIStatusError", Value::Null, "overloaded_error"),
+        ("messages, streamed", "OverloadedError", json!(529), "overloaded_error"),
     ];
     check_failures(Sdk::Anthropic, &[(Endpoint::Messages, [error.clone(), error])], &rows).await;
 }

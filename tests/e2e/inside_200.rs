@@ -278,8 +278,9 @@ async fn a_silent_refusal_is_the_answer_where_nobody_has_a_better_one() {
     }
 }
 
-/// Point 3 of the page: in whatever words a stream begins with an error, it is taken for what it is; a client is shown
-/// those that are of its dialect, and told all others in its own.
+/// Point 3 of the page, PITFALLS B09, E06: in whatever words a stream begins with an error, it is taken for what it is; a
+/// client is shown those that are of its dialect, and told all others in its own: of Responses as the stream that it is, else
+/// with the status that the error would have had, and as a body.
 #[tokio::test]
 async fn an_error_in_any_dialects_words_is_understood_in_a_stream() {
     const WORDS: &str = "prompt is too long: 214564 tokens > 200000 maximum";
@@ -312,8 +313,12 @@ async fn an_error_in_any_dialects_words_is_understood_in_a_stream() {
                 assert_eq!(calls(&world)[&session], [1, 0, 0, usize::from(chained), 0], "{session}: {said}");
                 if chained {
                     assert!(answer.text().contains(dialect.last), "{session}: {}", answer.text());
-                } else if natives.contains(&dialect) {
+                } else if natives.contains(&dialect) && dialect == RESPONSES {
                     assert_eq!((answer.status.as_u16(), answer.text()), (200, said.clone()), "{session}");
+                } else if natives.contains(&dialect) {
+                    let (_, data) = said.trim_end().split_once("data: ").expect("it is one event");
+                    assert_eq!((answer.status.as_u16(), answer.text().as_str()), (400, data), "{session}");
+                    assert_eq!(answer.header("content-type"), Some("application/json"), "{session}");
                 } else {
                     let told = answer.json();
                     assert_eq!(
@@ -357,4 +362,36 @@ async fn a_response_without_an_id_is_owned_by_nobody() {
     world.stop().await;
     assert_eq!(world.table("select outcome, count(*) from usage_events group by 1"), ["refused|1", "success|6"]);
     assert_eq!(world.table("select count(distinct response) from response_owners"), ["2"], "those that have an id");
+}
+
+/// PITFALLS E06: a stream that has begun and says nothing before its error is told as an error, not as a beginning, with the
+/// signals that the same error has under its status. Anthropic's list of errors gives an overload 529.
+#[tokio::test]
+async fn a_beginning_without_output_is_no_answer() {
+    let error = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
+    let chat =
+        json!({"error": {"message": "Rate limit reached. Please try again in 7s.", "code": "rate_limit_exceeded"}});
+    let failed = json!({"type": "response.failed", "response": {"status": "failed", "error": chat["error"]}});
+    let table = [
+        (MESSAGES, error, "529 - false"),
+        (CHAT, chat, "429 7 false"),
+        // Codex reads `response.failed` and no status.
+        (RESPONSES, failed, "200 - false"),
+    ];
+    let settings = "retry: { backoff_ms: 1, max_attempts: 1 }\nhealth: { enabled: false }\n";
+    let world = World::start(under("fallbacks: []").settings(settings)).await;
+    for (dialect, body, expected) in table {
+        for name in ["a", "b"] {
+            world.upstream(name).push(Action::ErrorEventAfter { events: 1, body: body.clone() });
+        }
+        let answer = world.client().post(dialect.path, &[("x-session-id", "s")], &dialect.body("Hello", true)).await;
+        let header = |name: &str| answer.header(name).unwrap_or("-").to_owned();
+        let told = format!("{} {} {}", answer.status.as_u16(), header("retry-after"), header("x-should-retry"));
+        assert_eq!(told, expected, "{}: {}", dialect.path, answer.text());
+        if dialect == RESPONSES {
+            assert!(answer.text().contains("response.created") && answer.text().contains(&body.to_string()));
+        } else {
+            assert_eq!(answer.json(), body, "{}", dialect.path);
+        }
+    }
 }

@@ -171,6 +171,11 @@ enum Data {
 }
 
 impl Event {
+    /// Reads one event from its bytes.
+    pub fn of(raw: Bytes) -> Self {
+        Self::read(raw, true)
+    }
+
     /// The bytes of the event, blank line included.
     pub fn raw(&self) -> &Bytes {
         &self.raw
