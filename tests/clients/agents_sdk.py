@@ -13,11 +13,13 @@ import sys
 import urllib.request
 
 import openai
-from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
+from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_client, set_tracing_disabled
 
 QUESTION = 'call tool weather with {"city": "Riga"}'
 
 set_tracing_disabled(True)
+# A connection a request, so that whoever listens in can count them.
+set_default_openai_client(openai.AsyncOpenAI(default_headers={"Connection": "close"}))
 
 
 def tell(**fact):
