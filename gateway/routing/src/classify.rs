@@ -24,6 +24,8 @@ pub const WAIT_HERE_MS_MAX: u64 = 2_000;
 pub const BUSY_MS: u64 = 60_000;
 /// How long a model is blocked on a member that says now and then that it has it not, in milliseconds.
 pub const DOUBTED_MS: u64 = 180_000;
+/// How long a rate limit lasts that is known to be one of a minute, in milliseconds.
+pub const MINUTE_MS: u64 = 60_000;
 /// The wait that is believed where an upstream states a day for what may be over in a minute, in milliseconds.
 pub const UNTOLD_MS: u64 = 60_000;
 
@@ -235,6 +237,7 @@ fn verdict(meaning: Meaning, stated: Option<u64>, now: Time) -> Verdict {
     };
     match meaning {
         Meaning::Rate => retryable(Class::RateLimited),
+        Meaning::RateMinute => verdict(Meaning::Rate, stated.or(Some(MINUTE_MS)), now),
         Meaning::RateDay => waiting(wait::day_end(now)),
         Meaning::RateUntold => waiting(UNTOLD_MS),
         Meaning::NeverFits => turned_down(Class::RateLimited, true, Recourse::ContextThenGeneral),
@@ -274,7 +277,7 @@ fn in_time(stated: Option<u64>) -> Here {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
 
@@ -300,9 +303,11 @@ mod tests {
         /// The row of the page that says what follows, where its own goes by the code.
         #[serde(default, rename = "as")]
         like: Option<String>,
-        /// Why the classifier cannot do this row.
+        /// Why the classifier cannot do this row, and the row of the page that it is taken for.
         #[serde(default)]
         exception: Option<String>,
+        #[serde(default)]
+        taken_for: Option<String>,
     }
 
     impl Row {
@@ -348,6 +353,19 @@ mod tests {
         for row in &rows {
             let verdict = row.verdict();
             assert_eq!(row.is_right(verdict), row.exception.is_none(), "{} ({}): {verdict:?}", row.id, row.class);
+        }
+    }
+
+    /// What docs/errors.md says of the rows that no body can tell.
+    #[test]
+    fn what_cannot_be_told_is_taken_for_another_row() {
+        let rows = Row::all();
+        let of = |id: &str| rows.iter().find(|row| row.id == id).expect("the row is in the corpus");
+        for row in &rows {
+            assert_eq!(row.exception.is_some(), row.taken_for.is_some(), "{}", row.id);
+            if let Some(taken) = &row.taken_for {
+                assert_eq!(row.verdict(), of(taken).verdict(), "{} is as {taken}", row.id);
+            }
         }
     }
 
@@ -443,6 +461,37 @@ mod tests {
             ];
             differs.into_iter().filter(|(_, differs)| *differs).map(|(what, _)| what).collect()
         }
+
+        /// Whether its words are taken as they stand where the upstream states a time, or none.
+        fn is_taken(&self, states: bool) -> bool {
+            let here = match self.here {
+                here if here.starts_with("wait") => states,
+                here => ["no", "backoff", "if nothing sent"].iter().any(|word| here.starts_with(word)),
+            };
+            let next = !["issuer only", "yes after repair"].contains(&self.next);
+            let health = match self.health {
+                health if health.starts_with("cool") => states,
+                "none" | "count" | "block-model" | "block-model to the delay" => true,
+                "block-model short" | "block-model, short" | "block-model (few minutes)" => true,
+                _ => false,
+            };
+            here && next && health
+        }
+    }
+
+    /// docs/errors.md lists every row whose word is not taken as it stands, and says why.
+    #[test]
+    fn every_departure_from_the_page_is_told() {
+        let page = include_str!("../../../docs/errors.md");
+        let (_, told) = page.split_once("Where its word is not taken as it stands").expect("the page has the list");
+        let (told, _) = told.split_once("What else needs saying").expect("the list has an end");
+        let ids = told.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+        let ids: BTreeSet<&str> = ids.flat_map(|ids| ids.split(' ')).filter(|id| *id != "rows").collect();
+        let (said, rows) = (said(), Row::all());
+        let departing = rows.iter().filter(|row| {
+            row.exception.is_none() && !said[row.page()].is_taken(row.verdict().retry_after_ms.is_some())
+        });
+        assert_eq!(ids, departing.map(Row::page).collect::<BTreeSet<&str>>());
     }
 
     /// S3.15: where else a failure may go, by which chain, and what it does to health: as the page says.
@@ -470,6 +519,7 @@ mod tests {
         check("R01", Here::After(494), Effect::Cool, Some(494));
         check("R10", Here::No, Effect::Cool, Some(4_770));
         check("R18", Here::Backoff, Effect::Count, None);
+        check("R15", Here::No, Effect::Cool, Some(60_000));
         check("D04", Here::No, Effect::Block, Some(40_000));
     }
 

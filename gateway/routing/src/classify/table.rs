@@ -18,6 +18,8 @@ pub(super) enum Meaning {
     CallerHere,
     /// Too many requests or tokens for now.
     Rate,
+    /// The same from who lets it end within a minute.
+    RateMinute,
     /// The day's share is used up.
     RateDay,
     /// This one request is larger than the rate limit: no wait helps it, and others pass.
@@ -148,8 +150,9 @@ const CODES: &[(&str, Meaning)] = &[
     ("modeltimeoutexception", Timeout),
     ("slow_down", Rate),
     ("throttlingexception", Rate),
-    ("throttling.ratequota", Rate),
-    ("throttling.allocationquota", Rate),
+    // R15: DashScope's, of a minute by its document.
+    ("throttling.ratequota", RateMinute),
+    ("throttling.allocationquota", RateMinute),
     ("rate_limited", Rate),
     ("rate_limit_reached_error", Rate),
     ("usage_limit_reached", Rate),
@@ -192,7 +195,7 @@ const TEXTS: &[(&str, Meaning)] = &[
     ("monthly usage limit", Quota),
     ("verify your membership benefits", Quota),
     // R15: DashScope's word for tokens per minute, under OpenAI's code for an empty account.
-    ("allocated quota exceeded", Rate),
+    ("allocated quota exceeded", RateMinute),
     ("exceeded your current quota", Quota),
     ("incorrect api key", Credential),
     ("invalid subscription key", Credential),
@@ -248,7 +251,7 @@ const TEXTS: &[(&str, Meaning)] = &[
     ("service tier capacity exceeded", Busy),
     ("rate limit", Rate),
     ("too many requests", Rate),
-    ("request rate increased too quickly", Rate),
+    ("request rate increased too quickly", RateMinute),
     ("please wait before trying again", Rate),
     ("上游负载已饱和", Rate),
     ("completion tokens, whereas you provided", Caller),
