@@ -6,7 +6,7 @@
 use futures_util::future::join;
 use serde_json::{Value, json};
 use waybill_auditor::redecide;
-use waybill_simulator::{Action, Step};
+use waybill_simulator::{Action, Settings, Simulator, Step};
 
 use crate::client::{Answer, Client};
 use crate::dialect::{CHAT, DIALECTS, Dialect, RESPONSES};
@@ -312,27 +312,66 @@ async fn a_budget_spent_between_two_sends_is_refused() {
 /// S3.15: what is refused here is returned as it is, whatever chains there are, and calls nobody.
 #[tokio::test]
 async fn no_local_refusal_leads_along_a_chain() {
+    let hook = Simulator::start(Settings::named("hook")).await.expect("a hook can be started");
     let mut plan = under(CHAINS);
-    let key = "{ id: guarded, key: 'env:LIMITED_KEY', group: main, template: t, guardrails: { deny: [sphinx] } }";
-    plan.rows.keys.push(key.to_owned());
+    let key = "{ id: guarded, key: 'env:LIMITED_KEY', group: main, template: t, models: [gpt], guardrails: { deny: [sphinx], \
+               request_bytes_max: 2000 } }";
+    let hooked = format!(
+        "{{ id: hooked, key: 'env:UPSTREAM_KEY', group: main, template: t, guardrails: {{ hook: {{ url: \
+         'http://{}/ask', on_failure: refuse }} }} }}",
+        hook.addr
+    );
+    plan.rows.keys.extend([key.to_owned(), hooked]);
     let world = World::start(plan).await;
     for dialect in DIALECTS {
         let (known, guarded) = (world.client_with(TEMPLATED), world.client_with("sk-limited"));
-        let mut nowhere = dialect.body("Hello", true);
-        nowhere["model"] = json!("nobody");
+        let hooked = world.client_with("sk-upstream");
+        let asking = |model: &str| {
+            let mut body = dialect.body("Hello", true);
+            body["model"] = json!(model);
+            body
+        };
+        // What the hook says to the last two.
+        let denial = Action::Status { status: 200, headers: Default::default(), body: json!({"allow": false}) };
+        hook.push(Step::new([denial]));
+        hook.push(Step::new([Action::status(500)]));
         for (client, headers, body, status) in [
             (&known.with_key("sk-wrong"), &[][..], dialect.body("Hello", true), 401),
             (&guarded, &[], dialect.body("about a sphinx", true), 400),
+            (&guarded, &[], dialect.body(&"x".repeat(2000), true), 413),
+            (&guarded, &[], asking("spare"), 403),
             (&known, &[], json!({"model": "gpt", "stream": "perhaps"}), 400),
             (&known, &[("x-session-id", "")], dialect.body("Hello", true), 400),
             (&known, &[("x-waybill-group", "elsewhere")], dialect.body("Hello", true), 403),
-            (&known, &[], nowhere, 404),
+            (&known, &[], asking("nobody"), 404),
+            (&hooked, &[], dialect.body("Hello", true), 400),
+            (&hooked, &[], dialect.body("Hello", true), 503),
         ] {
             let answer = client.post(dialect.path, headers, &body).await;
             assert_eq!(answer.status, status, "{} {body}: {}", dialect.path, answer.text());
+            assert_ne!(answer.header("x-waybill-fallback"), Some("true"), "{} {body}", dialect.path);
         }
     }
     assert_eq!(counts(&world), [0; 5]);
+    assert_eq!(hook.calls().len(), 2 * DIALECTS.len());
+}
+
+/// S3.15, S3.18: a budget that is spent refuses before anybody is called, whatever chains there are.
+#[tokio::test]
+async fn a_spent_budget_leads_along_no_chain() {
+    let mut plan = under(CHAINS);
+    let key = "{ id: limited, key: 'env:LIMITED_KEY', group: main, template: t, budget: { tokens: 1, period: day } }";
+    plan.rows.keys.push(key.to_owned());
+    let world = World::start(plan).await;
+    let client = world.client_with("sk-limited");
+    limits::spend(&client).await;
+    let before = counts(&world);
+    for dialect in DIALECTS {
+        let answer = ask(&client, dialect, "s", true).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["code"]), (402, &json!("budget_exceeded")));
+        assert_eq!(answer.header("x-waybill-fallback"), Some("false"));
+    }
+    assert_eq!(since(&world, before), [0; 5]);
 }
 
 /// S3.8, S3.18, S3.19: a group that is asked for as a model has chains of its own name; what stood in for it is kept under
@@ -447,8 +486,24 @@ async fn asking_for_the_route_shows_a_kept_fallback() {
     assert_eq!(ask(&client, CHAT, "s", false).await.status, 403);
     let refused = world.refused(&["route", "--model", "spare", "--key", "bound"]).await;
     assert!(refused.contains("may not ask for `spare`"), "{refused}");
-    world.configure(&under("fallbacks: [{ gpt: [mild] }]"));
+    // The chain still names it, and the group shows it no more.
+    world.configure(&Plan { group: "public_models: [gpt, mild]".to_owned(), ..under(CHAINS) });
     ready_when(&world, |detail| detail["catalogue"]["revision"] == 3).await;
+    assert_eq!(route("chat").await, json!([null, null, ["spare"], "not_shown"]));
+    let text = world.command(&args("chat")).await;
+    assert!(text.starts_with("nowhere: no group of the key shows what its session was served by"), "{text}");
+    assert!(text.contains("fallback spare at spare/spare: is shown by no group of the key"), "{text}");
+    assert_eq!(ask(&client, CHAT, "s", false).await.status, 404);
+    // It is there, and its deployment serves nobody.
+    let mut plan = under(CHAINS);
+    plan.rows.routes[0] = "{ model: spare, members: [{ channel: spare, group: main, status: disabled }] }".to_owned();
+    world.configure(&plan);
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 4).await;
+    assert_eq!(route("chat").await, json!(["a/gpt", "draw", ["spare"], "not_legal"]));
+    let text = world.command(&args("chat")).await;
+    assert!(text.contains("fallback spare at spare/spare: is not legal now"), "{text}");
+    world.configure(&under("fallbacks: [{ gpt: [mild] }]"));
+    ready_when(&world, |detail| detail["catalogue"]["revision"] == 5).await;
     assert_eq!(route("chat").await, json!(["a/gpt", "draw", ["spare"], "chain_gone"]));
     assert_eq!(served(&ask(&client, CHAT, "s", false).await), "a/gpt false 1");
     assert_eq!(route("chat").await, json!(["a/gpt", "affinity", null, null]));

@@ -395,3 +395,57 @@ async fn a_beginning_without_output_is_no_answer() {
         }
     }
 }
+
+/// P06, S3.18: where the kind is disabled for a model, a silent refusal comes back as it is, though a chain of its pattern
+/// would lead on.
+#[tokio::test]
+async fn a_silent_refusal_comes_back_where_its_kind_is_disabled() {
+    let mut plan = under("content_policy_fallbacks: [{ 'open-*': [mild] }, { open-1: [] }]").settings(SETTINGS);
+    plan.rows.routes.push("{ model: 'open-*', members: [{ channel: a, group: main }] }".to_owned());
+    let world = World::start(plan).await;
+    let refusal = json!({"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "refusal",
+        "content": [], "stop_sequence": null, "usage": {"input_tokens": 9, "output_tokens": 2}});
+    for (model, leads) in [("open-1", false), ("open-2", true)] {
+        world.upstream("a").push(object(refusal.clone()));
+        let mut body = MESSAGES.body("Hello", false);
+        body["model"] = json!(model);
+        let client = world.client_with(TEMPLATED);
+        let answer = client.post(MESSAGES.path, &[("x-session-id", model)], &body).await;
+        assert_eq!((answer.status.as_u16(), answer.json() == refusal), (200, !leads), "{model}: {}", answer.text());
+        assert_eq!(calls(&world)[model], [1, 0, 0, 0, usize::from(leads)], "{model}");
+    }
+}
+
+/// P13, P14: Gemini's own dialect is spoken by no endpoint here. In a chat its refusal is no answer and no word of its
+/// dialect: a broken upstream, which is tried again, then elsewhere, then by the general chain, and is no refused content.
+#[tokio::test]
+async fn a_refusal_in_geminis_own_dialect_is_no_answer() {
+    let blocked = json!({"promptFeedback": {"blockReason": "SAFETY"}});
+    let safety = json!({"candidates": [{"finishReason": "SAFETY", "safetyRatings": [
+        {"category": "HARM_CATEGORY_SEXUALLY_EXPLICIT", "probability": "HIGH", "blocked": true}]}]});
+    let table = [
+        ("P13", false, object(blocked.clone()), "Malformed count"),
+        ("P13s", true, events(&format!("data: {blocked}\n\n")), "Interrupted count"),
+        ("P14", false, object(safety.clone()), "Malformed count"),
+        ("P14s", true, events(&format!("data: {safety}\n\n")), "Interrupted count"),
+    ];
+    let mut world = World::start(under(CHAINS).settings(SETTINGS)).await;
+    let mut answers = Vec::new();
+    for (id, stream, does, said) in table {
+        for (key, chained) in [(TEMPLATED, true), (KEY, false)] {
+            let session = format!("{id}-{chained}");
+            for name in ["a", "b"] {
+                world.upstream(name).push(Step::new([does.clone()]).times(2));
+            }
+            let client = world.client_with(key);
+            let answer = client.post(CHAT.path, &[("x-session-id", &session)], &CHAT.body("Hello", stream)).await;
+            assert_eq!(answer.status, if chained { 200 } else { 502 }, "{session}: {}", answer.text());
+            assert_eq!(calls(&world)[&session], [2, 2, usize::from(chained), 0, 0], "{session}");
+            answers.push((session, answer, said));
+        }
+    }
+    world.stop().await;
+    for (session, answer, said) in answers {
+        assert_eq!(recorded(&world, &answer), said, "{session}");
+    }
+}
