@@ -249,7 +249,6 @@ fn told(case: &Case, spread: bool) -> String {
         (Form::Json | Form::Stream, "D02" | "D04" | "D11" | "E02c" | "M13") => 503,
         (Form::Json | Form::Stream, "D13" | "D13b" | "D13c" | "D13d" | "D19" | "E02b" | "E04" | "E15") => 500,
         (Form::Json | Form::Stream, "P11" | "P15") => 403,
-        (Form::Json | Form::Stream, "Q13b") => 402,
         (Form::Json, "E08c") => 503,
         (Form::Json, "E08d") => 500,
         (Form::Json, "E08b") => 424,
