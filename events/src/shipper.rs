@@ -25,7 +25,7 @@ use waybill_schema::id::WriterId;
 use waybill_schema::time::Time;
 
 use crate::log::{AppendError, Cause, Last, Log, Seq};
-use crate::spool::{FindError, Gauge, Orphans, Reader, SpoolError, Stop, Stopper, Waiting, Wake};
+use crate::spool::{FindError, Gauge, Orphans, Reader, SpoolError, Stop, Stopper, Waiting, Wake, is_held};
 
 /// How long facts may gather between two appends.
 pub const GATHER: Duration = Duration::from_millis(100);
@@ -262,16 +262,37 @@ impl Shipping {
         match self.reader.mark().map(|mark| Found::of(last.as_ref(), mark)) {
             None | Some(Found::Known | Found::Newer) => self.go_on_behind(last),
             Some(Found::Older) => self.send_again(last)?,
-            Some(Found::Other) => return Err(diverged()),
+            Some(Found::Other) => self.go_on_if_ours(last)?,
         }
         Ok(())
     }
 
     /// Whether facts would be passed over that the log does not have: the start was made without asking it.
     fn has_orphans(&mut self) -> Result<bool, End> {
+        self.compare(|shipping| {
+            let orphans = Orphans::find(&shipping.reader, &mut *shipping.log, &shipping.writer)?;
+            Ok(!orphans.is_empty())
+        })
+    }
+
+    /// The log's last frame is not the one that it had acknowledged there, but may say the same: where the log lost its
+    /// end, what was sent again lies in fuller frames, and the life that sent them may have ended before it heard that
+    /// they were stored. Anybody else's frame is left alone.
+    fn go_on_if_ours(&mut self, last: Option<Last>) -> Result<(), End> {
+        if let Some(found) = &last
+            && self.compare(|shipping| is_held(&shipping.reader, &mut *shipping.log, found))?
+        {
+            self.go_on_behind(last);
+            return Ok(());
+        }
+        Err(diverged())
+    }
+
+    /// Compares the spool with the log, however often it takes until the log answers.
+    fn compare(&mut self, compare: impl Fn(&mut Self) -> Result<bool, FindError>) -> Result<bool, End> {
         loop {
-            match Orphans::find(&self.reader, &mut *self.log, &self.writer) {
-                Ok(orphans) => return Ok(!orphans.is_empty()),
+            match compare(self) {
+                Ok(result) => return Ok(result),
                 Err(FindError::Log(error)) => self.back_off(&error)?,
                 Err(FindError::Spool(error)) => return Err(error.into()),
             }
@@ -376,7 +397,10 @@ impl Shipping {
                 self.send_again(last)?;
                 frames.clear();
             }
-            Found::Other => return Err(diverged()),
+            Found::Other => {
+                self.go_on_if_ours(last)?;
+                frames.clear();
+            }
         }
         Ok(())
     }
@@ -427,7 +451,7 @@ enum Found {
     Newer,
     /// One before it, or none: the log lost its end.
     Older,
-    /// Another in its place.
+    /// Another in its place: somebody else's, or the same facts in other frames.
     Other,
 }
 

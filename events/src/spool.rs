@@ -30,6 +30,7 @@ use waybill_schema::time::Time;
 
 use crate::log::Last;
 use mark::MarkFile;
+pub(crate) use orphans::is_held;
 pub use orphans::{AdoptError, FindError, Orphans};
 pub use reader::{Batch, Missing, Reader, Wake};
 use segment::{Name, Rest};

@@ -123,6 +123,11 @@ fn is_ours(reader: &Reader, log: &mut dyn Log, last: &Last) -> Result<bool, Find
     if reader.mark().is_some_and(|mark| order(last.epoch()) <= order(mark.epoch())) {
         return Ok(true);
     }
+    is_held(reader, log, last)
+}
+
+/// Whether the last fact of the log's frame `last` is the one that the spool holds under that number.
+pub(crate) fn is_held(reader: &Reader, log: &mut dyn Log, last: &Last) -> Result<bool, FindError> {
     let mut ours = None;
     let mut walk = reader.walk();
     while let (None, Some(record)) = (&ours, walk.next_record()?) {

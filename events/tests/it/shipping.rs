@@ -389,6 +389,40 @@ fn another_frame_in_the_place_of_an_acknowledged_one_ends_the_shipper() {
     assert!(matches!(&standing.health, Health::Failed { error } if error.contains("another frame")), "{standing:?}");
 }
 
+/// A life that is killed while it sends again leaves what the log had lost in fuller frames than the mark knows.
+#[test]
+fn what_was_sent_again_by_a_life_that_did_not_hear_so_is_gone_on_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+    let shipper = ship(reader, log(dir.path()));
+    append_and_ship(&mut spool, &shipper, epoch, &["one", "two"]);
+    drop((shipper, spool));
+    lose_end(dir.path(), 0);
+    let lines = line(1, "one") + &line(2, "two");
+    let again = Frame::seal(WRITER.into(), epoch, Link::start(), 1, 2, lines.as_bytes());
+    log(dir.path()).append(&[again], None, MADE).unwrap();
+    let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+    let shipper = ship(reader, log(dir.path()));
+    append_and_ship(&mut spool, &shipper, epoch, &["three"]);
+    let expected = [(1, 1, "one".into()), (1, 2, "two".into()), (2, 1, "three".into())];
+    assert_eq!(texts(&facts(dir.path())), expected);
+}
+
+/// The log turns into the copy that was restored after all, in which the same facts lie in other frames.
+#[test]
+fn facts_that_lie_in_other_frames_while_the_shipper_runs_are_gone_on_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut spool, reader, epoch) = begin(dir.path(), KEEPING);
+    let shipper = ship(reader, log(dir.path()));
+    append_and_ship(&mut spool, &shipper, epoch, &["one", "two"]);
+    lose_end(dir.path(), 0);
+    let lines = line(1, "one") + &line(2, "two");
+    let restored = Frame::seal(WRITER.into(), epoch, Link::start(), 1, 2, lines.as_bytes());
+    log(dir.path()).append(&[restored], None, MADE).unwrap();
+    append_and_ship(&mut spool, &shipper, epoch, &["three"]);
+    assert_eq!(texts(&facts(dir.path())), numbered(1, &["one", "two", "three"]));
+}
+
 /// What the log stores is shown with another sequence, as in a stream that was restored from elsewhere.
 #[test]
 fn a_last_frame_that_has_moved_is_gone_on_from() {
@@ -504,22 +538,51 @@ fn check_dense(facts: &[Fact]) {
     }
 }
 
+/// Lives `lives`, ships what they left, and checks that the log has what they recorded, each fact once.
+fn live_and_compare(lives: &[Life]) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut model = Vec::new();
+    for life in lives {
+        live(dir.path(), life, &mut model);
+    }
+    let (_spool, reader, _) = begin(dir.path(), SMALL);
+    assert_eq!(ship(reader, log(dir.path())).stop(LONG).health, Health::Stopped);
+    let facts = facts(dir.path());
+    check_dense(&facts);
+    let recorded: Vec<Fact> = facts.into_iter().filter(|fact| !matches!(fact.event, Event::Dropped(_))).collect();
+    assert_eq!(texts(&recorded), model);
+}
+
+/// Found by the property below, a few times in a thousand: the first life ships two frames, the second sends their
+/// facts again in one and ends before it hears so, and the log loses what came behind.
+#[test]
+fn a_life_that_ends_while_it_sends_again_loses_nothing() {
+    let sending_twice = Life {
+        before: vec![vec![247, 26], vec![37, 215, 221], vec![280, 168, 158, 169]],
+        ships: true,
+        silent: vec![(2, 3), (2, 0)],
+        after: vec![vec![68, 162, 284], vec![257, 199, 185, 26], vec![214, 299], vec![82, 135, 8, 178]],
+        waits: true,
+        torn: 13,
+        amnesia: 2,
+    };
+    let cut_short = Life {
+        before: vec![vec![184, 144, 1, 2], vec![112, 181, 37, 187], vec![128, 188]],
+        ships: true,
+        silent: vec![(1, 3), (1, 2)],
+        after: vec![],
+        waits: false,
+        torn: 17,
+        amnesia: 1,
+    };
+    live_and_compare(&[sending_twice, cut_short]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn each_recorded_fact_is_in_the_log_once_whatever_befalls_the_writer(lives in prop::collection::vec(life(), 1..5)) {
-        let dir = tempfile::tempdir().unwrap();
-        let mut model = Vec::new();
-        for life in &lives {
-            live(dir.path(), life, &mut model);
-        }
-        let (_spool, reader, _) = begin(dir.path(), SMALL);
-        prop_assert_eq!(ship(reader, log(dir.path())).stop(LONG).health, Health::Stopped);
-        let facts = facts(dir.path());
-        check_dense(&facts);
-        let recorded: Vec<Fact> =
-            facts.into_iter().filter(|fact| !matches!(fact.event, Event::Dropped(_))).collect();
-        prop_assert_eq!(texts(&recorded), model);
+        live_and_compare(&lives);
     }
 }
