@@ -1,19 +1,23 @@
 //! The catalogue's commands beside a running gateway: what they say is what the log holds.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 use waybill_schema::event::{Batch, Event};
 
 use crate::log::told;
 use crate::world::{Plan, World};
 
-/// A world on channel `a` whose file has been changed since the start: another weight, and a second channel.
-async fn changed_world() -> World {
+/// A world, and another file for it: with another weight, and one more group. It does not lie where the gateway looks, which
+/// would apply it by itself.
+async fn changed_world() -> (World, String) {
     let world = World::start(Plan::of(&["a", "b"])).await;
     let mut plan = Plan::of(&["a", "b"]);
     plan.members[0] = "priority: 10, weight: 7".to_owned();
     plan.rows.groups = vec!["{ id: more, display_name: More }".to_owned()];
-    world.configure(&plan);
-    world
+    let changed = Path::new(world.config()).with_extension("changed");
+    world.write(&plan, &changed);
+    (world, changed.to_str().expect("a temporary folder has a plain name").to_owned())
 }
 
 async fn said(world: &World, args: &[&str]) -> Value {
@@ -34,8 +38,7 @@ fn batches(world: &World) -> Vec<(u64, String, usize)> {
 
 #[tokio::test]
 async fn a_file_is_applied_and_undone_beside_a_running_gateway() {
-    let mut world = changed_world().await;
-    let file = world.config().to_owned();
+    let (mut world, file) = changed_world().await;
     let (apply, alice) = (["apply", file.as_str()], ["--actor", "alice"]);
     let before = batches(&world);
     assert_eq!(before.len(), 1);
@@ -63,6 +66,7 @@ async fn a_file_is_applied_and_undone_beside_a_running_gateway() {
     let answer = json!({"model": "gpt", "messages": [{"role": "user", "content": "Hello"}]});
     assert_eq!(world.client().post("/v1/chat/completions", &[], &answer).await.status, 200);
     world.stop().await;
+    std::fs::copy(&file, world.config()).expect("the file can be copied");
     world.restart().await;
     assert_eq!(world.settled().await["catalogue"]["revision"], 3, "an unchanged file is not applied over the undo");
     let forced = said(&world, &["apply", &file, "--actor", "carol", "--force"]).await;
@@ -88,16 +92,16 @@ async fn a_file_is_applied_and_undone_beside_a_running_gateway() {
 
 #[tokio::test]
 async fn what_is_wrong_is_said_whole_and_changes_nothing() {
-    let world = changed_world().await;
+    let (world, file) = changed_world().await;
     let before = batches(&world);
-    let right = std::fs::read_to_string(world.config()).expect("the file can be read");
+    let right = std::fs::read_to_string(&file).expect("the file can be read");
     let wrong = right.replace("channel: b", "channel: nowhere").replace("weight: 7", "weight: heavy");
-    std::fs::write(world.config(), wrong).expect("the file can be written");
-    let errors = world.refused(&["apply", world.config()]).await;
+    std::fs::write(&file, wrong).expect("the file can be written");
+    let errors = world.refused(&["apply", &file]).await;
     assert!(errors.contains("unknown channel `nowhere`") && errors.contains("weight"), "{errors}");
 
-    std::fs::write(world.config(), right).expect("the file can be written");
-    world.command(&["apply", world.config()]).await;
+    std::fs::write(&file, right).expect("the file can be written");
+    world.command(&["apply", &file]).await;
     let errors = world.refused(&["catalogue", "undo", "1"]).await;
     assert!(errors.contains("batch 2 changed member `main/gpt/a` since"), "{errors}");
     let errors = world.refused(&["catalogue", "undo", "9"]).await;

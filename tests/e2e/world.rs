@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -148,7 +148,12 @@ impl World {
 
     /// Writes the configuration that the next start reads.
     pub(crate) fn configure(&self, plan: &Plan) {
-        std::fs::write(&self.config, plan.yaml(&self.upstreams)).expect("the configuration can be written");
+        self.write(plan, &self.config);
+    }
+
+    /// Writes a configuration to `file`.
+    pub(crate) fn write(&self, plan: &Plan, file: &Path) {
+        std::fs::write(file, plan.yaml(&self.upstreams)).expect("the configuration can be written");
     }
 
     /// Starts the gateway, again after a kill.
