@@ -304,8 +304,8 @@ impl Flight {
         last_resort: bool,
     ) -> Result<(dispatch::Attempt, Place), Box<Stuck>> {
         // Others may have spent the budget while earlier sends failed, or while nobody could be sent to; the first choice
-        // follows its admission at once.
-        if self.sends > 0 || self.view.is_some() {
+        // follows its admission at once. What is asked of a response costs nothing.
+        if !self.is_errand() && (self.sends > 0 || self.view.is_some()) {
             let affords = self.gateway.limits.afford(&self.rights, Time::wall_clock());
             affords.map_err(|refusal| Box::new(Stuck::Refused(refusal)))?;
         }

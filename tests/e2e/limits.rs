@@ -215,6 +215,25 @@ async fn a_response_that_is_followed_counts_once() {
     assert_eq!(told(&ask(&limited, "gpt", &[]).await), "200");
 }
 
+/// ADR 36: what is asked of a response that is there costs nothing, and who has spent all may still fetch it, or end it.
+#[tokio::test]
+async fn a_spent_budget_leaves_what_was_made() {
+    let world = World::start(plan("budget: { tokens: 1000, period: month }", "", "")).await;
+    let limited = world.client_with("sk-limited");
+    let body = json!({"model": "gpt", "input": "Hello", "background": true});
+    let made = limited.post(RESPONSES.path, &[], &body).await;
+    assert_eq!(made.status, 200, "{}", made.text());
+    let id = made.json()["id"].as_str().expect("an id").to_owned();
+    check_budget(&spend(&limited).await, "key `limited`");
+    for path in [format!("/v1/responses/{id}"), format!("/v1/responses/{id}/input_items")] {
+        let answer = limited.get(&path, &[]).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    }
+    let cancelled = limited.post(&format!("/v1/responses/{id}/cancel"), &[], &json!({})).await;
+    assert_ne!(told(&cancelled), "402 budget_exceeded", "{}", cancelled.text());
+    check_budget(&ask(&limited, "gpt", &[]).await, "key `limited`");
+}
+
 /// Asks until the budget is reached.
 pub(crate) async fn spend(client: &Client) -> Answer {
     let spend = async {
