@@ -65,18 +65,22 @@ async fn read(reader: &mut Reader, spending: &mut Spending, now: Time) -> Result
     let transaction = reader.client().transaction().await?;
     transaction.batch_execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
     let live = format!(
-        "SELECT g.generation, coalesce((SELECT max(seq) FROM {POSTGRES_SCHEMA}.checkpoints), 0)
+        "SELECT g.generation, coalesce((SELECT max(seq) FROM {POSTGRES_SCHEMA}.checkpoints), 0),
+                EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('{POSTGRES_SCHEMA}.usage_events')
+                                                   AND attname = 'seq_written')
          FROM {POSTGRES_SCHEMA}.generations g WHERE g.live"
     );
     let Some(live) = transaction.query_opt(&live, &[]).await? else { return Ok(()) };
     let (generation, head): (i32, i64) = (live.get(0), live.get(1));
+    // Rows of before this column stay live while those of today are being made: by them late rows are missed until then.
+    let written = if live.get(2) { "seq_written" } else { "seq_last" };
     let begin = spending.begin_read(head, generation, now);
     // `started` chooses the partitions: no request lasts for a day.
     let sums = format!(
         "SELECT e.key_id, floor(extract(epoch FROM e.ended) / 86400)::bigint,
                 sum(coalesce(a.input, 0) + coalesce(a.output, 0))::bigint, sum(coalesce(a.cost_nano, 0))::bigint
          FROM {POSTGRES_SCHEMA}.usage_events e JOIN {POSTGRES_SCHEMA}.usage_attempts a USING (request_id)
-         WHERE e.seq_written > $1 AND e.seq_written <= $2
+         WHERE e.{written} > $1 AND e.{written} <= $2
            AND e.started >= to_timestamp($3::bigint) AND a.started >= to_timestamp($3::bigint)
            AND e.ended >= to_timestamp($4::bigint)
          GROUP BY 1, 2"

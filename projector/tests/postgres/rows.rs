@@ -86,6 +86,27 @@ fn a_row_that_comes_late_counts() {
     assert_eq!(world.database().rows(sql), ["late 1 3", "q1 2 2", "q2 4 4"]);
 }
 
+/// Until a projector of today has made all rows anew, those of an earlier one are live, and count.
+#[test]
+fn spending_is_read_from_rows_of_before_their_frames_were_noted() {
+    let mut world = World::new();
+    let mut gw = Teller::new("gw");
+    let at = NIGHT + 1000;
+    let facts = [
+        gw.starts(at),
+        gw.selects(at, "q", 1, "a"),
+        gw.ends_send(at, "q", 1, Class::Success),
+        gw.ends(at, "q", Outcome::Success, Class::Success, 1),
+    ];
+    world.tell(&mut gw, &facts);
+    catch_up(&mut world.projector());
+    world.database().execute("ALTER VIEW waybill.usage_events RENAME COLUMN seq_written TO unknown");
+    let mut spending = PostgresSpending::new(&world.url).expect("the address is one");
+    let spending = spending.read(Time(at)).expect("postgres answers");
+    let used: Vec<_> = spending.of(Period::Month, Time(at)).map(|(key, used)| (key.to_string(), used.tokens)).collect();
+    assert_eq!(used, [("acme".to_owned(), 120)]);
+}
+
 #[test]
 fn a_time_that_no_sane_clock_says_costs_no_row() {
     let mut world = World::new();
