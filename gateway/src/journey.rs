@@ -196,7 +196,8 @@ impl Journey<'_> {
         mut attempt: dispatch::Attempt,
         place: Place,
     ) -> Result<(dispatch::Attempt, Answer), (Next, Failure)> {
-        self.asks_usage = place.channel.stream_usage && self.inbound.lacks_usage();
+        // Who does not take it must be asked again without.
+        self.asks_usage = place.channel.stream_usage && self.inbound.lacks_usage() && attempt.has_room();
         loop {
             let failure = match self.send(flight, &place).await {
                 Ok(answer) => return Ok((attempt, answer)),

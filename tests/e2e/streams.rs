@@ -59,7 +59,8 @@ fn timeless(answer: Answer) -> Answer {
 }
 
 /// E15: an upstream that refuses the question for usage, which the client did not ask, is asked again without it, beside
-/// its attempts and without harm; where the channel says so it is not asked at all. What the client itself asks is its own.
+/// its attempts and without harm; where the channel says so, or nothing may be sent again, it is not asked at all. What the
+/// client itself asks is its own.
 #[tokio::test]
 async fn a_stream_is_asked_for_its_usage_only_where_that_is_taken() {
     let refusals = [
@@ -99,12 +100,14 @@ async fn a_stream_is_asked_for_its_usage_only_where_that_is_taken() {
     let rows = world.table("select attempt, reason, class, status from usage_attempts order by started limit 2");
     assert_eq!(rows, ["1|draw|caller_error|400", "2|same|success|200"]);
 
-    let channel = "stream_usage: false".to_owned();
-    let world = World::start(Plan { channel, ..Plan::of(&["a"]) }).await;
-    for body in [&plain, &asking] {
-        assert_eq!(world.client().post(CHAT.path, &[], body).await.status, 200);
+    for (channel, settings) in [("stream_usage: false", ""), ("", "retry: { sends_max: 1 }\n")] {
+        let plan = Plan { channel: channel.to_owned(), ..Plan::of(&["a"]) };
+        let world = World::start(plan.settings(settings)).await;
+        for body in [&plain, &asking] {
+            assert_eq!(world.client().post(CHAT.path, &[], body).await.status, 200);
+        }
+        assert_eq!(asked(&world), [false, true], "{channel}{settings}");
     }
-    assert_eq!(asked(&world), [false, true]);
 }
 
 /// The stream without the chunk that only reports usage.

@@ -155,6 +155,11 @@ impl Attempt {
         self.search.sends
     }
 
+    /// Whether the request may be sent once more, wherever.
+    pub fn has_room(&self) -> bool {
+        u32::from(self.search.sends) < self.search.limits.sends_max.min(u32::from(u16::MAX))
+    }
+
     /// Ends the send as a failure and says what follows.
     pub fn fail(mut self, verdict: &Verdict, now: Time) -> Next {
         let limits = self.search.limits;
@@ -167,7 +172,7 @@ impl Attempt {
         if !repeatable {
             return Next::End(if verdict.next { End::Unrepeatable } else { End::Final });
         }
-        let room = u32::from(self.search.sends) < limits.sends_max.min(u32::from(u16::MAX));
+        let room = self.has_room();
         let is_repair = verdict.here == Here::Repaired;
         let pause = self.pause_ms(verdict.here).filter(|_| (is_repair || self.here < limits.max_attempts) && room);
         let in_time = |ms: u64| now.plus_ms(i64::try_from(ms).unwrap_or(i64::MAX)) < limits.deadline;
