@@ -14,9 +14,8 @@ use waybill_routing::classify::Transport;
 
 use crate::refusal::Refusal;
 
-/// How long the rest of a refused body is read, and how much of it.
+/// How long the rest of a refused body is read.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(10);
-const DISCARD_BYTES_MAX: usize = 64 << 20;
 
 /// The logarithm of the largest window of a zstd frame: the 8 MiB that RFC 8878 asks decoders to take. A frame may name
 /// any, and the decoder allocates it.
@@ -168,18 +167,18 @@ fn unpacked(packed: &[u8], bounds: Bounds) -> Result<Bytes, Refusal> {
 
 /// Leaves a body of which nothing was read: one whose client waits to be told to go on has not been sent, and the first
 /// read would tell it.
-pub(crate) async fn leave(body: Incoming, headers: &HeaderMap) {
+pub(crate) async fn leave(body: Incoming, headers: &HeaderMap, bounds: Bounds) {
     let waits = headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     if !waits {
-        discard(body).await;
+        discard(body, bounds).await;
     }
 }
 
-/// Reads on past a refusal, within bounds: a client that is still sending when its connection is closed gets a reset
-/// instead of the answer.
-pub(crate) async fn discard(mut body: Incoming) {
+/// Reads on past a refusal, as much as a body may have: a client that is still sending when its connection is closed gets a
+/// reset instead of the answer.
+pub(crate) async fn discard(mut body: Incoming, bounds: Bounds) {
     let rest = async {
-        let mut left = DISCARD_BYTES_MAX;
+        let mut left = bounds.bytes_max;
         while let Some(Ok(frame)) = body.frame().await
             && left > 0
         {

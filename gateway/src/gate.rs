@@ -195,10 +195,10 @@ fn model_at(form: &Form, bytes: &[u8]) -> Option<Range<usize>> {
 }
 
 impl Filled {
-    /// The form that `bytes` begin, with what has not come yet; `is_keyed` where its outcome is kept under a key.
+    /// The form that `bytes` are, or begin; `is_keyed` where its outcome is kept under a key.
     pub(crate) fn new(
         form: Form,
-        (bytes, rest): (&[u8], Option<Incoming>),
+        bytes: &[u8],
         headers: &HeaderMap,
         is_keyed: bool,
         bounds: Bounds,
@@ -209,9 +209,15 @@ impl Filled {
             return Err(BadBody::ModelTwice);
         }
         let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let passes = rest.is_some();
-        let upload = Arc::new(Mutex::new(Upload { rest, fate: Fate::Coming, sum: None }));
-        Ok(Self { form, model, model_at, length, upload, passes, is_keyed, bounds })
+        let upload = Arc::new(Mutex::new(Upload { rest: None, fate: Fate::Coming, sum: None }));
+        Ok(Self { form, model, model_at, length, upload, passes: false, is_keyed, bounds })
+    }
+
+    /// The same form, which goes on with `rest`.
+    pub(crate) fn with_rest(mut self, rest: Incoming) -> Self {
+        lock(&self.upload).rest = Some(rest);
+        self.passes = true;
+        self
     }
 
     /// The model it names.
@@ -477,7 +483,10 @@ impl Passage {
         idle_limit: Duration,
     ) -> Self {
         let (silence, last_read) = (Silence::of(idle_limit), Instant::now());
-        let mut gathered = flight.deposit().map(|_| Gathering::new(headers.get(CONTENT_TYPE).cloned()));
+        // An answer that stays packed would be repeated without the word that says so.
+        let keeps = !headers.contains_key(CONTENT_ENCODING);
+        let content_type = headers.get(CONTENT_TYPE);
+        let mut gathered = flight.deposit().filter(|_| keeps).map(|_| Gathering::new(content_type.cloned()));
         gathered.iter_mut().for_each(|gathered| gathered.add(&first));
         Self { first: Some(first), body, flight, status, gathered, silence, last_read, ended: false }
     }

@@ -93,7 +93,7 @@ pub async fn handle(
     let key = match authenticate(&serving, &head.headers) {
         Ok(key) => key,
         Err(refusal) => {
-            body::leave(body, &head.headers).await;
+            body::leave(body, &head.headers, bounds(&serving, begun)).await;
             return turn_away(&gateway, endpoint, &id, &refusal);
         }
     };
@@ -117,7 +117,7 @@ pub async fn handle(
         Err(refusal) => Err(refusal),
     };
     if let Some(unread) = arrived.form.as_ref().and_then(Filled::unread) {
-        body::discard(unread).await;
+        body::discard(unread, bounds(&arrived.serving, begun)).await;
     }
     answered.unwrap_or_else(|refusal| refuse(&gateway, &arrived, &refusal))
 }
@@ -129,7 +129,7 @@ impl Arrived {
         let coding = match body::admit(&body, &self.headers, bounds) {
             Ok(coding) => coding,
             Err(refusal) => {
-                body::leave(body, &self.headers).await;
+                body::leave(body, &self.headers, bounds).await;
                 return Err(refusal);
             }
         };
@@ -146,14 +146,20 @@ impl Arrived {
         let Gathered { bytes, ended } = match read.await {
             Ok(read) => read,
             Err(refusal) => {
-                body::discard(body).await;
+                body::discard(body, bounds).await;
                 return Err(refusal);
             }
         };
-        let rest = (!ended).then_some(body);
         let is_keyed = gate::idempotency_key(self.endpoint, &self.headers).is_some();
-        let form = form.map(|form| Filled::new(form, (&bytes, rest), &self.headers, is_keyed, bounds));
-        self.form = form.transpose()?;
+        let form = form.map(|form| Filled::new(form, &bytes, &self.headers, is_keyed, bounds));
+        self.form = match form.transpose() {
+            Ok(form) if ended => form,
+            Ok(form) => form.map(|form| form.with_rest(body)),
+            Err(bad) => {
+                body::discard(body, bounds).await;
+                return Err(bad.into());
+            }
+        };
         self.body = bytes;
         Ok(())
     }
