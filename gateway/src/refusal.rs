@@ -3,7 +3,7 @@
 //! One exhaustive match turns a refusal into its status, code and type; a client sees which field is wrong and whether
 //! trying again can help. An upstream's own error body is not made here: it passes unchanged.
 
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 use waybill_routing::ownership::Unowned;
@@ -337,6 +337,10 @@ impl Refusal {
         }
         if shape.retry == Some(false) {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        }
+        if matches!(self, Self::TooLarge { .. }) {
+            // The body was not read to its end, so the connection ends here: the client must not send more on it.
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }

@@ -218,6 +218,7 @@ async fn a_body_above_the_limit_is_refused_in_words() {
     for dialect in DIALECTS {
         let answer = client.post_bytes(dialect.path, &[], large.clone()).await;
         check(dialect, &answer, 413, "request_too_large", true, dialect.path);
+        assert_eq!(answer.header("connection"), Some("close"), "no more may be sent behind what was not read");
     }
     let wrong = [("x-api-key", "sk-wrong")];
     let answer = client.post_bytes(CHAT.path, &wrong, body(33)).await;
