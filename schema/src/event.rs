@@ -750,7 +750,7 @@ pub struct Ownership {
     pub request: RequestId,
     /// The tenant.
     pub scope: ScopeId,
-    /// The model the client named; empty where a request was refused that names none.
+    /// The model the client named.
     pub model: ModelName,
     /// The API spoken.
     pub endpoint: Endpoint,
