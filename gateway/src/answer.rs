@@ -80,14 +80,12 @@ pub struct Marks<'a> {
 impl Marks<'_> {
     /// Sets the headers of DESIGN.md section 9.
     pub fn set(&self, headers: &mut HeaderMap) {
+        mark_request(self.endpoint, self.request, headers);
         let mut set = |name: &'static str, value: Option<HeaderValue>| {
             if let Some(value) = value {
                 headers.insert(HeaderName::from_static(name), value);
             }
         };
-        let request = HeaderValue::from_str(self.request).ok();
-        set(request_id_header(self.endpoint), request.clone());
-        set("x-waybill-request-id", request);
         // A session may be named beyond ASCII, which `from_str` refuses.
         set("x-session-id", HeaderValue::from_bytes(self.session.as_bytes()).ok());
         set("x-waybill-attempts", Some(HeaderValue::from(self.attempts)));
@@ -96,8 +94,16 @@ impl Marks<'_> {
     }
 }
 
+/// Names a request on its reply: in the dialect's way, and in ours.
+pub fn mark_request(endpoint: Endpoint, request: &str, headers: &mut HeaderMap) {
+    if let Ok(request) = HeaderValue::from_str(request) {
+        headers.insert(request_id_header(endpoint), request.clone());
+        headers.insert("x-waybill-request-id", request);
+    }
+}
+
 /// The header in which a dialect names its request id.
-pub fn request_id_header(endpoint: Endpoint) -> &'static str {
+fn request_id_header(endpoint: Endpoint) -> &'static str {
     if endpoint.is_anthropic() { "request-id" } else { "x-request-id" }
 }
 

@@ -184,8 +184,7 @@ async fn seal(gateway: &Gateway, owned: &[(Name, Owner)]) -> bool {
     true
 }
 
-/// What a request for a new response is tied to; by default to nothing.
-#[derive(Default)]
+/// What a request for a new response is tied to.
 pub(crate) struct Tie {
     pub(crate) hold: Option<Hold>,
     pub(crate) kept: Kept,

@@ -84,20 +84,19 @@ impl Failure {
     }
 
     /// The same in the upstream's words, unless they are about the gateway's account there.
-    pub(crate) fn in_words_of(mut self, status: StatusCode, headers: &HeaderMap, body: Bytes) -> Self {
+    pub(crate) fn in_words_of(mut self, status: StatusCode, headers: HeaderMap, body: Bytes) -> Self {
         if !about_the_gateway(self.verdict.class) {
-            self.shown = Shown::Theirs { status, headers: headers.clone(), body };
+            self.shown = Shown::Theirs { status, headers, body };
         }
         self
     }
 
     /// The same in the words of the event that a stream began with: its data is the body of an error with a status.
-    pub(crate) fn in_words_of_event(self, error: &UpstreamError, headers: &HeaderMap, event: Bytes) -> Self {
-        let mut headers = headers.clone();
+    pub(crate) fn in_words_of_event(self, error: &UpstreamError, mut headers: HeaderMap, event: Bytes) -> Self {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let status = fitting_status(&self.verdict, error);
         let body = Bytes::copy_from_slice(sse::Event::of(event).data().unwrap_or_default());
-        self.in_words_of(status, &headers, body)
+        self.in_words_of(status, headers, body)
     }
 
     /// An answer that the provider's policy left empty.

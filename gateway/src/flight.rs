@@ -29,7 +29,7 @@ use crate::refusal::Refusal;
 use crate::serving::Serving;
 use crate::shared::{Answer, Away, Question};
 use crate::traffic::{Form, Ranks};
-use crate::vault::{self, Deposit};
+use crate::vault::Deposit;
 
 /// One request under way.
 #[derive(Debug)]
@@ -709,8 +709,10 @@ impl Flight {
     fn close(&mut self, verdict: &Verdict, learnt: Learnt) -> Option<Event> {
         let open = self.open.take()?;
         self.last_class = Some(verdict.class);
-        let answered = learnt.status.is_some() && vault::was_answered(verdict.class);
-        self.may_be_done |= verdict.work != Work::Unsent && !answered;
+        // What an upstream itself answers with an error, it has not done.
+        let turned_down =
+            verdict.work == Work::Refused || matches!(verdict.class, Class::CallerError | Class::Upstream5xx);
+        self.may_be_done |= verdict.work != Work::Unsent && !(learnt.status.is_some() && turned_down);
         if open.recorded {
             return None;
         }
@@ -778,6 +780,14 @@ impl Flight {
 
     fn sticky_key(&self) -> Option<&AffinityKey> {
         self.context.sticky.as_ref().map(|sticky| &sticky.key)
+    }
+}
+
+impl Landing {
+    /// One that is refused here.
+    pub(crate) fn refused(refusal: &Refusal) -> Self {
+        let (status, code) = (Some(refusal.status().as_u16()), Some(refusal.code()));
+        Self { outcome: Outcome::Refused, status, code }
     }
 }
 

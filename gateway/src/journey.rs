@@ -367,7 +367,7 @@ impl Journey<'_> {
             Err(observe::Fault::Error(error)) => {
                 let failure = Failure::reported(self.arrived.endpoint, &error).with_status(status);
                 let fitting = failure::fitting_status(&failure.verdict, &error);
-                return Err(failure.in_words_of(fitting, &head.headers, body));
+                return Err(failure.in_words_of(fitting, head.headers, body));
             }
             Err(observe::Fault::Html) => return Err(fault(Transport::Html)),
             Err(observe::Fault::Foreign) => return Err(fault(Transport::Malformed)),
@@ -448,11 +448,11 @@ impl Journey<'_> {
                 Frame::Error(error) => {
                     let failure = Failure::reported(self.arrived.endpoint, &error);
                     if self.arrived.endpoint != Endpoint::Responses {
-                        break failure.in_words_of_event(&error, &headers, passed.bytes);
+                        break failure.in_words_of_event(&error, headers, passed.bytes);
                     }
                     // Codex goes by the code inside `response.failed`, which is no body of an error (docs/adr/0038).
                     ready.push_back(passed.bytes);
-                    break failure.in_words_of(StatusCode::OK, &headers, joined(&mut ready));
+                    break failure.in_words_of(StatusCode::OK, headers, joined(&mut ready));
                 }
                 Frame::Foreign(error) => break Failure::reported(self.arrived.endpoint, &error),
             }
@@ -590,8 +590,7 @@ impl Journey<'_> {
         self.gateway.metrics.refused(refusal.code());
         let mut response = refusal.answer(Some(self.arrived.endpoint), flight.request().as_str());
         self.mark(&flight, response.headers_mut(), None);
-        let (status, code) = (Some(refusal.status().as_u16()), Some(refusal.code()));
-        flight.ended(Landing { outcome: Outcome::Refused, status, code });
+        flight.ended(Landing::refused(refusal));
         response
     }
 

@@ -13,7 +13,7 @@ use waybill_routing::dispatch::Replay;
 use waybill_routing::request::{self, BadBody, Inbound};
 use waybill_routing::session::{self, Identity, SessionError, Signals, Whose};
 use waybill_schema::catalogue::{Key, Pool};
-use waybill_schema::event::{Context, Endpoint, Outcome, SessionSource};
+use waybill_schema::event::{Context, Endpoint, SessionSource};
 use waybill_schema::id::{GroupId, ModelName, RequestId, ScopeId, SessionId};
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
@@ -177,10 +177,7 @@ impl Arrived {
 fn turn_away(gateway: &Gateway, endpoint: Endpoint, id: &RequestId, refusal: &Refusal) -> Response<Body> {
     gateway.metrics.refused(refusal.code());
     let mut response = refusal.answer(Some(endpoint), id.as_str());
-    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
-        response.headers_mut().insert("x-waybill-request-id", value.clone());
-        response.headers_mut().insert(answer::request_id_header(endpoint), value);
-    }
+    answer::mark_request(endpoint, id.as_str(), response.headers_mut());
     response
 }
 
@@ -202,9 +199,7 @@ fn refuse(gateway: &Gateway, arrived: &Arrived, refusal: &Refusal) -> Response<B
     if context.source == SessionSource::Generated {
         response.headers_mut().remove("x-session-id");
     }
-    let landing =
-        Landing { outcome: Outcome::Refused, status: Some(refusal.status().as_u16()), code: Some(refusal.code()) };
-    flight::grounded(gateway, &arrived.request, context, landing, arrived.begun);
+    flight::grounded(gateway, &arrived.request, context, Landing::refused(refusal), arrived.begun);
     response
 }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use waybill_routing::form::Sum;
-use waybill_schema::event::{Class, Endpoint, Outcome};
+use waybill_schema::event::{Endpoint, Outcome};
 use waybill_schema::id::ScopeId;
 use waybill_schema::secret::DeploymentSecret;
 use waybill_schema::time::Time;
@@ -241,28 +241,6 @@ impl Vault {
             hex::decode_to_slice(hash(purpose, id.as_bytes()), half).expect("a hash is 32 hex digits");
         }
         Place { id, key: sealing }
-    }
-}
-
-/// Whether a failure is one that the upstream itself answered with: what it was asked for was not done.
-pub(crate) fn was_answered(class: Class) -> bool {
-    match class {
-        Class::RateLimited
-        | Class::InvalidKey
-        | Class::QuotaExhausted
-        | Class::ModelUnsupported
-        | Class::ContextLength
-        | Class::ContentPolicy
-        | Class::CallerError
-        | Class::Upstream5xx => true,
-        Class::Success
-        | Class::Incomplete
-        | Class::Timeout
-        | Class::Unavailable
-        | Class::Malformed
-        | Class::Interrupted
-        | Class::Cancelled
-        | Class::Abandoned => false,
     }
 }
 
