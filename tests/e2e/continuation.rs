@@ -115,6 +115,14 @@ impl Stage {
         }
     }
 
+    /// What a distributed stage is.
+    pub(crate) fn cluster(&mut self) -> &mut Cluster {
+        match self {
+            Self::Embedded(_) => panic!("an embedded stage has no cluster"),
+            Self::Distributed(cluster) => cluster,
+        }
+    }
+
     pub(crate) fn upstreams(&self) -> &Upstreams {
         match self {
             Self::Embedded(world) => &world.upstreams,
@@ -313,7 +321,7 @@ async fn a_continuation_costs_one_read_of_the_shared_state() {
     stage.settled().await;
     // Every script has been called once by now, so that Redis knows it.
     stage.check(&parents[0], PLAINLY, SERVED).await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
+    let cluster = stage.cluster();
     cluster.projector.signal("STOP").await;
     let mut monitor = Monitor::on(&cluster.redis).await;
     monitor.commands().await;
@@ -579,8 +587,7 @@ async fn while_the_shared_state_is_frozen_continuations_are_refused_and_chats_ar
     let mut stage = Stage::start(Kind::Distributed, plan("")).await;
     let parents = [stage.make(false).await, stage.make(true).await];
     stage.settled().await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.redis.stop();
+    stage.cluster().redis.stop();
     for parent in &parents {
         stage.check(parent, PLAINLY, UNREADABLE).await;
         stage.check_at(&stage.maker(), parent, PLAINLY, UNREADABLE).await;
@@ -589,7 +596,7 @@ async fn while_the_shared_state_is_frozen_continuations_are_refused_and_chats_ar
         let about = stage.other().get(&page(parent), &[]).await;
         assert_eq!((about.status.as_u16(), &about.json()["error"]["code"]), (503, &json!("ownership_unavailable")));
     }
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
+    let cluster = stage.cluster();
     cluster.redis.cont();
     cluster.fleet.ready_when(1, |ready| ready["detail"]["state"]["reachable"] == true).await;
     for parent in &parents {

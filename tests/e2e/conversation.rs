@@ -158,8 +158,7 @@ async fn while_nobody_can_say_who_has_a_conversation_it_is_refused() {
 async fn while_a_writer_lags_no_conversation_is_begun() {
     let mut stage = Stage::start(Kind::Distributed, first_a()).await;
     stage.settled().await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("STOP").await;
+    stage.cluster().projector.signal("STOP").await;
     let begun = stage.conversations().await;
     let new = Ask { id: Some("conv_new"), ..BY_NAME };
     until(async || stage.other().get(&format!("{}/resp_none", RESPONSES.path), &[]).await.status == 503).await;
@@ -167,8 +166,7 @@ async fn while_a_writer_lags_no_conversation_is_begun() {
         stage.check(parent, new, UNREADABLE).await;
         stage.check(parent, BY_OBJECT, SERVED).await;
     }
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("CONT").await;
+    stage.cluster().projector.signal("CONT").await;
     stage.settled().await;
     assert_eq!(stage.go_on(&stage.other(), &begun[0], new).await.status, 200);
 }

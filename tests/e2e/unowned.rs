@@ -17,8 +17,7 @@ use crate::world::PATIENCE;
 async fn while_a_writer_lags_what_is_not_found_is_not_unknown() {
     let mut stage = Stage::start(Kind::Distributed, plan("")).await;
     stage.settled().await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("STOP").await;
+    stage.cluster().projector.signal("STOP").await;
     let parents = [stage.make(false).await, stage.make(true).await];
     let none = Ask { id: Some("resp_none"), ..PLAINLY };
     for parent in &parents {
@@ -30,8 +29,7 @@ async fn while_a_writer_lags_what_is_not_found_is_not_unknown() {
         stage.check(parent, none, UNREADABLE).await;
         stage.check(parent, PLAINLY, SERVED).await;
     }
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("CONT").await;
+    stage.cluster().projector.signal("CONT").await;
     stage.settled().await;
     for parent in &parents {
         stage.check(parent, none, UNKNOWN).await;
@@ -45,13 +43,11 @@ async fn while_a_writer_lags_what_is_not_found_is_not_unknown() {
 async fn a_response_that_nobody_was_shown_is_asked_of_nobody_until_it_is_projected() {
     let mut stage = Stage::start(Kind::Distributed, plan("")).await;
     stage.settled().await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("STOP").await;
+    stage.cluster().projector.signal("STOP").await;
     let parents = [stage.make(false).await, stage.make(true).await];
-    let Stage::Distributed(cluster) = &stage else { unreachable!("it was started so") };
     let lose = "for _, keys in ipairs({'wb:g*:o:*', 'wb:shown:*'}) do \
                 for _, key in ipairs(redis.call('KEYS', keys)) do redis.call('DEL', key) end end";
-    eval(&cluster.redis, lose).await;
+    eval(&stage.cluster().redis, lose).await;
     let before = stage.upstreams().calls().len();
     let is_untold = async |parent: &Parent| {
         let answer = stage.go_on(&stage.other(), parent, PLAINLY).await;
@@ -65,8 +61,7 @@ async fn a_response_that_nobody_was_shown_is_asked_of_nobody_until_it_is_project
     for parent in &parents {
         stage.check(parent, PLAINLY, UNREADABLE).await;
     }
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("CONT").await;
+    stage.cluster().projector.signal("CONT").await;
     stage.settled().await;
     for parent in &parents {
         stage.check(parent, PLAINLY, SERVED).await;
@@ -76,18 +71,17 @@ async fn a_response_that_nobody_was_shown_is_asked_of_nobody_until_it_is_project
 /// One gateway that says nothing is enough: it may have made what is asked for.
 #[tokio::test]
 async fn while_a_gateway_is_not_heard_of_what_is_not_found_is_not_unknown() {
-    let stage = Stage::start(Kind::Distributed, plan("")).await;
+    let mut stage = Stage::start(Kind::Distributed, plan("")).await;
     let parents = [stage.make(false).await, stage.make(true).await];
     stage.settled().await;
-    let Stage::Distributed(cluster) = &stage else { unreachable!("it was started so") };
-    cluster.fleet.freeze(0).await;
+    stage.cluster().fleet.freeze(0).await;
     let none = Ask { id: Some("resp_none"), ..PLAINLY };
     until(async || stage.go_on(&stage.other(), &parents[0], none).await.status == 503).await;
     for parent in &parents {
         stage.check(parent, none, UNREADABLE).await;
         stage.check(parent, PLAINLY, SERVED).await;
     }
-    cluster.fleet.thaw(0).await;
+    stage.cluster().fleet.thaw(0).await;
     until(async || stage.go_on(&stage.other(), &parents[0], none).await.status == 400).await;
     for parent in &parents {
         stage.check(parent, none, UNKNOWN).await;
@@ -99,19 +93,16 @@ async fn while_a_gateway_is_not_heard_of_what_is_not_found_is_not_unknown() {
 async fn what_was_shown_to_have_ended_is_not_taken_back_by_a_projector_that_is_behind() {
     let mut stage = Stage::start(Kind::Distributed, plan("")).await;
     stage.settled().await;
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("STOP").await;
+    stage.cluster().projector.signal("STOP").await;
     let parents = [stage.make(false).await, stage.make(true).await];
-    let Stage::Distributed(cluster) = &stage else { unreachable!("it was started so") };
     let behind = "for _, key in ipairs(redis.call('KEYS', 'wb:g*:o:*')) do \
                   local owner = redis.call('GET', key):gsub('\"final\"', '\"provisional\"') \
                   redis.call('SET', key, owner) end";
-    eval(&cluster.redis, behind).await;
+    eval(&stage.cluster().redis, behind).await;
     for parent in &parents {
         stage.check(parent, PLAINLY, SERVED).await;
     }
-    let Stage::Distributed(cluster) = &mut stage else { unreachable!("it was started so") };
-    cluster.projector.signal("CONT").await;
+    stage.cluster().projector.signal("CONT").await;
     stage.settled().await;
     for parent in &parents {
         stage.check(parent, PLAINLY, SERVED).await;
