@@ -6,6 +6,7 @@ pub mod id;
 pub mod time;
 pub mod secret;
 pub mod event;
+mod json;
 pub mod upcast;
 pub mod frame;
 pub mod catalogue;

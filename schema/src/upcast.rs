@@ -4,6 +4,7 @@
 //! that lifts the old body to the new shape, and a new frozen fixture beside the old ones.
 
 use crate::event::Event;
+use crate::json;
 
 /// Why a body is not an event of ours.
 #[derive(Debug, thiserror::Error)]
@@ -51,19 +52,19 @@ pub fn tag(event: &Event) -> (&'static str, u16) {
 /// Writes the body of `event` as JSON at the end of `out`.
 pub fn encode_body(event: &Event, out: &mut Vec<u8>) {
     let written = match event {
-        Event::Started(e) => serde_json::to_writer(out, e),
-        Event::Alive(e) => serde_json::to_writer(out, e),
-        Event::Selection(e) => serde_json::to_writer(out, e),
-        Event::Attempt(e) => serde_json::to_writer(out, e),
-        Event::Request(e) => serde_json::to_writer(out, e),
-        Event::Preference(e) => serde_json::to_writer(out, e),
-        Event::Ownership(e) => serde_json::to_writer(out, e),
-        Event::Catalogue(e) => serde_json::to_writer(out, e),
-        Event::Probe(e) => serde_json::to_writer(out, e),
-        Event::Models(e) => serde_json::to_writer(out, e),
-        Event::Operator(e) => serde_json::to_writer(out, e),
-        Event::Dropped(e) => serde_json::to_writer(out, e),
-        Event::Vanished(e) => serde_json::to_writer(out, e),
+        Event::Started(e) => json::write(e, out),
+        Event::Alive(e) => json::write(e, out),
+        Event::Selection(e) => json::write(e, out),
+        Event::Attempt(e) => json::write(e, out),
+        Event::Request(e) => json::write(e, out),
+        Event::Preference(e) => json::write(e, out),
+        Event::Ownership(e) => json::write(e, out),
+        Event::Catalogue(e) => json::write(e, out),
+        Event::Probe(e) => json::write(e, out),
+        Event::Models(e) => json::write(e, out),
+        Event::Operator(e) => json::write(e, out),
+        Event::Dropped(e) => json::write(e, out),
+        Event::Vanished(e) => json::write(e, out),
     };
     written.expect("an event has only text keys and a vector takes every write");
 }
