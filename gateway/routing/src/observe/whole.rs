@@ -118,7 +118,14 @@ fn reports_failure(body: &[u8]) -> Result<bool, Fault> {
 
 /// Reads an object; a struct would be read from an array too.
 fn object<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Option<T> {
-    body.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(body).ok())?
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return None;
+    }
+    // What is not read of an answer may be no text; most are text as a whole, which is found out faster than by parts.
+    match std::str::from_utf8(body) {
+        Ok(text) => serde_json::from_str(text).ok(),
+        Err(_) => serde_json::from_slice(body).ok(),
+    }
 }
 
 impl Whole {
