@@ -133,7 +133,7 @@ fn open(data: &Path, config: &Config, secret: &DeploymentSecret) -> anyhow::Resu
     let path = data::log_file(data);
     let (mut log, start) = embedded::open(&path)?;
     report(&start);
-    let Start { mut fold, seq, .. } = start;
+    let Start { mut fold, seq, handover, .. } = start;
     if let Some(batch) = desk::plan(&fold.rows, config.rows.clone(), &config.hash) {
         tracing::info!(revision = batch.revision, changes = batch.ops.len(), "the configuration changes the catalogue");
         desk::append(&mut log, batch, Time::wall_clock())?;
@@ -144,6 +144,7 @@ fn open(data: &Path, config: &Config, secret: &DeploymentSecret) -> anyhow::Resu
     catch_up(&path, shipper.progress(), Epoch { epoch, last: spool.last_number() }, seq, &mut fold)?;
 
     let ledger = Ledger::new(writer, epoch, spool, fold.state);
+    ledger.hand_over(handover);
     let mut follower = Follower::new(SqliteLog::open_read_only(&path)?, Trail::default());
     follower.look()?;
     Ok(Embedded { ledger, shipper, follower })

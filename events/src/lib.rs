@@ -2,7 +2,7 @@
 //!
 //! A request thread appends its facts to the [`spool`], one `write()` each time. One thread, the [`shipper`], takes
 //! what has gathered, seals it into frames and appends these to the [`log`]: the embedded one ([`sqlite`]) or the one
-//! that many machines share ([`jetstream`]). The [`archive`] keeps what the log may forget. Nothing here is async to its
+//! that many machines share ([`jetstream`]); a projector in the same process may get them by [`handover`]. The [`archive`] keeps what the log may forget. Nothing here is async to its
 //! callers, and nothing waits for the log but the shipper.
 //!
 //! Modules in reading order:
@@ -13,3 +13,4 @@ pub mod sqlite;
 pub mod jetstream;
 pub mod archive;
 pub mod shipper;
+pub mod handover;

@@ -11,8 +11,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use waybill_events::handover::Handover;
 use waybill_events::spool::Spool;
 use waybill_routing::ownership::{Name, Own, Owners};
 use waybill_routing::state::shared::{Shown, Viewer};
@@ -60,6 +61,8 @@ struct Book {
     noted: Vec<Body>,
     /// Own facts about health that the shared state does not hold yet; nothing is kept where there is none.
     recent: Option<VecDeque<Fact>>,
+    /// Where a projector in this process gets the facts.
+    handover: Option<Arc<Handover>>,
     /// The owners of the latest own responses.
     owners: Owners,
 }
@@ -98,6 +101,7 @@ impl Ledger {
                 takes: true,
                 noted: Vec::new(),
                 recent: None,
+                handover: None,
                 owners: Owners::with_capacity(AFFINITY_RECORDS_MAX),
             }),
             lost: AtomicU64::new(0),
@@ -114,6 +118,11 @@ impl Ledger {
     /// Begins to keep what a shared state will not hold for a moment.
     pub fn share(&self) {
         self.lock().recent.get_or_insert_default();
+    }
+
+    /// Begins to hand the facts over to a projector in this process.
+    pub fn hand_over(&self, to: Arc<Handover>) {
+        self.lock().handover = Some(to);
     }
 
     /// Lets `look` see the state.
@@ -258,11 +267,8 @@ impl Ledger {
             self.append(book, &bodies)?
         };
         let revision = |number| Revision { writer: self.writer.clone(), epoch: self.epoch, number };
-        for (number, event) in (first..).zip(events) {
-            let fact = Fact { revision: revision(number), at: now, event };
-            book.state.apply(&fact);
-            book.keep(fact);
-        }
+        let facts = (first..).zip(events).map(|(number, event)| Fact { revision: revision(number), at: now, event });
+        book.fold(facts);
         Some(revision(first))
     }
 
@@ -301,19 +307,32 @@ impl Ledger {
 }
 
 impl Book {
-    /// Keeps who owns a response, and a fact about health where those are kept.
-    fn keep(&mut self, fact: Fact) {
-        if let Event::Ownership(ownership) = &fact.event {
-            self.owners.apply(ownership, fact.revision.number, fact.at);
-        }
-        let Some(recent) = &mut self.recent else { return };
-        if matches!(&fact.event, Event::Attempt(attempt) if attempt.effect != Effect::None) {
-            if recent.len() >= RECENT_MAX {
-                recent.pop_front();
+    /// Folds facts as they are made, and passes them on.
+    fn fold(&mut self, facts: impl Iterator<Item = Fact>) {
+        let Self { state, owners, recent, handover, .. } = self;
+        let facts = facts.inspect(|fact| {
+            state.apply(fact);
+            if let Event::Ownership(ownership) = &fact.event {
+                owners.apply(ownership, fact.revision.number, fact.at);
             }
-            recent.push_back(fact);
+        });
+        match (recent, handover) {
+            (Some(recent), _) => facts.filter(is_about_health).for_each(|fact| keep(recent, fact)),
+            (None, Some(handover)) => handover.put(facts),
+            (None, None) => facts.for_each(drop),
         }
     }
+}
+
+fn is_about_health(fact: &Fact) -> bool {
+    matches!(&fact.event, Event::Attempt(attempt) if attempt.effect != Effect::None)
+}
+
+fn keep(recent: &mut VecDeque<Fact>, fact: Fact) {
+    if recent.len() >= RECENT_MAX {
+        recent.pop_front();
+    }
+    recent.push_back(fact);
 }
 
 #[cfg(test)]

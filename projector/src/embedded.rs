@@ -4,23 +4,27 @@
 //! one pass that also gives the routing state and the catalogue, so a start decodes every fact once. Where an append
 //! fails after its frames were folded, their effect in memory is taken back before the next one.
 //!
-//! The frames of an append are folded together: a session that many of them change is read and written once.
+//! The frames of an append are folded together: a session that many of them change is read and written once. Facts that
+//! this process has just made need not be read out of their lines ([`Handover`]).
 
 mod verify;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
+use waybill_events::handover::Handover;
 use waybill_events::log::{Seq, StoredFrame};
 use waybill_events::sqlite::{self, SqliteLog, integer, stored_frame};
 use waybill_projections::fold::Fold;
 use waybill_projections::gate::Gate;
 use waybill_projections::usage::{Journal, Row, UsageFold};
 use waybill_schema::event::{Event, Fact};
+use waybill_schema::frame::Header;
 
 pub use verify::{TableSum, Verified, verify};
 
-use crate::reader::{Newer, Read, each_fact, tell};
+use crate::reader::{Newer, Read, each_fact, each_fact_or_line, tell};
 use crate::rows::{self, Checkpoint};
 
 /// Why a frame cannot be projected.
@@ -65,6 +69,8 @@ pub struct Start {
     pub seq: Seq,
     /// Whether all rows were made anew: the fold's version or the log under the checkpoint had changed.
     pub rebuilt: bool,
+    /// Where the projector looks for the facts of a frame before it reads their lines.
+    pub handover: Arc<Handover>,
 }
 
 /// Opens the embedded log at `path` with its projector, and folds what it holds.
@@ -119,6 +125,7 @@ pub struct EmbeddedProjector {
     at: Checkpoint,
     /// What the frames of the last transaction changed, in order: it may have failed.
     steps: Vec<Step>,
+    handover: Arc<Handover>,
 }
 
 /// How to go back to before a run of frames.
@@ -158,8 +165,9 @@ impl EmbeddedProjector {
         let mut fold = replay.fold;
         let (gate, usage, seq) = (fold.gate.clone(), std::mem::take(&mut fold.usage), Seq(replay.seq));
         let n_quarantined = n_quarantined.unsigned_abs();
-        let start = Start { fold, n_quarantined, seq, rebuilt };
-        Ok((Self { gate, usage, at, steps: Vec::new() }, start))
+        let handover = Arc::<Handover>::default();
+        let start = Start { fold, n_quarantined, seq, rebuilt, handover: handover.clone() };
+        Ok((Self { gate, usage, at, steps: Vec::new(), handover }, start))
     }
 
     /// Projects frames that are being appended, in the transaction that appends them.
@@ -222,12 +230,14 @@ impl EmbeddedProjector {
         covered: u64,
         rows: &mut Vec<Row>,
     ) -> Result<(), ProjectError> {
-        let Self { gate, usage, at, steps } = self;
+        let Self { gate, usage, at, steps, handover } = self;
         let journal = &mut steps.last_mut().expect("a step was begun").journal;
         let seq = stored.seq.0;
         *at = Checkpoint::of(seq, String::new());
         let fresh = seq > covered;
-        let sum = each_fact::<ProjectError>(stored, |read| {
+        // The file has no clock of its own, so that a fact happened when it was made.
+        let made = |header: &Header| handover.take(header).filter(|_| stored.stored == stored.sent);
+        let sum = each_fact_or_line::<ProjectError>(stored, made, |read| {
             match read {
                 Read::Fact(fact) => {
                     let verdict = gate.admit(&fact);
@@ -431,17 +441,21 @@ mod tests {
                           session_source, signal, sticky_type, sticky_hit, fallback, outcome, error_class, status,
                           attempts, deployment, latency_ms, seq_first, seq_last FROM usage_events ORDER BY 1";
 
-    /// A request that failed over from `a` to `b`, one fact a frame.
-    fn failed_over(store: &mut Store) {
-        let gw = &mut store.gateway;
-        let facts = [
+    /// A request that fails over from `a` to `b`.
+    fn fails_over(gw: &mut Teller) -> [Fact; 6] {
+        [
             gw.starts(0),
             gw.selects(10, "r", 1, "a"),
             gw.ends_send(60, "r", 1, Class::Upstream5xx),
             gw.selects(61, "r", 2, "b"),
             gw.ends_send(111, "r", 2, Class::Success),
             gw.ends(112, "r", Outcome::Success, Class::Success, 2),
-        ];
+        ]
+    }
+
+    /// The same, told one fact a frame.
+    fn failed_over(store: &mut Store) {
+        let facts = fails_over(&mut store.gateway);
         facts.iter().for_each(|fact| store.tell(std::slice::from_ref(fact)));
     }
 
@@ -688,6 +702,7 @@ mod tests {
         log.append(&frames, None, Time(0)).expect("the log takes the frames");
         let stored = log.read(Seq::START, 9).expect("the log can be read");
         let mut projector = EmbeddedProjector::new();
+        projector.handover.put(facts);
         for n in [1, 3, 2, 3] {
             let transaction = Transaction::new_unchecked(log.connection(), TransactionBehavior::Immediate)
                 .expect("a transaction can begin");
@@ -703,6 +718,34 @@ mod tests {
             .query_row("SELECT count(*) FROM usage_attempts WHERE class = 'success'", [], |row| row.get(0))
             .expect("the rows can be read");
         assert_eq!((n, projector.gate.summary().duplicates), (1, 0));
+    }
+
+    /// ADR 40
+    #[test]
+    fn facts_that_are_handed_over_leave_the_rows_that_their_lines_leave() {
+        let (mut read, mut handed) = (Store::new(), Store::new());
+        failed_over(&mut read);
+        let facts = fails_over(&mut handed.gateway);
+        handed.start.handover.put(facts.clone());
+        facts.iter().for_each(|fact| handed.tell(std::slice::from_ref(fact)));
+        assert_eq!(handed.everything(), read.everything());
+    }
+
+    /// ADR 40: of these rows only the cost is not what the line says.
+    #[test]
+    fn a_fact_that_is_handed_over_is_not_read_from_its_line() {
+        let mut store = Store::new();
+        let facts = fails_over(&mut store.gateway);
+        let mut other = facts.clone();
+        let Event::Attempt(attempt) = &mut other[4].event else { panic!("the fifth fact ends a send") };
+        attempt.cost_nano = Some(8);
+        store.start.handover.put(other);
+        facts.iter().for_each(|fact| store.tell(std::slice::from_ref(fact)));
+        let costs = "SELECT cost_nano FROM usage_attempts ORDER BY attempt";
+        assert_eq!(store.rows(costs), ["-", "8"]);
+        let rebuilt = rebuild(&store.dir.path().join("waybill.db")).expect("the rows can be made anew");
+        assert_ne!(rebuilt.before, rebuilt.tables);
+        assert_eq!(store.rows(costs), ["-", "7"]);
     }
 
     /// Two handles on one file, as a process has that ships its own facts and edits the catalogue.

@@ -4,7 +4,7 @@ use waybill_events::log::StoredFrame;
 use waybill_projections::gate::Verdict;
 use waybill_projections::read::{self, Unread};
 use waybill_schema::event::Fact;
-use waybill_schema::frame::{Frame, FrameError};
+use waybill_schema::frame::{Frame, FrameError, Header};
 
 /// A newer program wrote to the log: this one must be upgraded before it can go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +41,15 @@ pub(crate) enum Read<'a> {
 /// its header can be read.
 pub(crate) fn each_fact<E: From<Newer>>(
     frame: &StoredFrame,
+    take: impl FnMut(Read<'_>) -> Result<(), E>,
+) -> Result<Option<String>, E> {
+    each_fact_or_line(frame, |_| None, take)
+}
+
+/// The same, where `made` may have the facts of the frame under a header as they were made.
+pub(crate) fn each_fact_or_line<E: From<Newer>>(
+    frame: &StoredFrame,
+    made: impl FnOnce(&Header) -> Option<Vec<Fact>>,
     mut take: impl FnMut(Read<'_>) -> Result<(), E>,
 ) -> Result<Option<String>, E> {
     let seq = frame.seq.0;
@@ -53,6 +62,10 @@ pub(crate) fn each_fact<E: From<Newer>>(
             return Ok(None);
         }
     };
+    if let Some(facts) = made(&header) {
+        facts.into_iter().try_for_each(|fact| take(Read::Fact(fact)))?;
+        return Ok(Some(header.sum));
+    }
     for fact in read::facts(&header, &frame.bytes, frame.stored, frame.sent) {
         match fact {
             Ok(fact) => take(Read::Fact(fact))?,

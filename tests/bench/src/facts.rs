@@ -9,10 +9,12 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use tokio::time::{MissedTickBehavior, interval};
+use waybill_events::handover::Handover;
 use waybill_events::jetstream::{JetstreamLog, Settings};
 use waybill_events::log::{Log, Seq};
 use waybill_events::shipper::Shipper;
@@ -71,14 +73,14 @@ pub(crate) async fn run(waybill: &Path) -> anyhow::Result<Vec<Gate>> {
 
     let pacing = paced(&requests, |_| {}).await?;
     let folder = tempfile::tempdir()?;
-    let (log, _) = embedded::open(&folder.path().join("waybill.db"))?;
-    let embedded = record(&requests, &folder.path().join("embedded"), log).await? - pacing;
+    let (log, start) = embedded::open(&folder.path().join("waybill.db"))?;
+    let embedded = record(&requests, &folder.path().join("embedded"), log, Some(start.handover)).await? - pacing;
     println!("  embedded  {embedded:>5.1} us a fact");
     let nats = tokio::task::spawn_blocking(|| Nats::start(&Options::default())).await?;
     let settings =
         Settings { servers: vec![nats.url()], stream: "WAYBILL".to_owned(), replicas: 1, bytes_max: 1 << 30 };
     let log = tokio::task::spawn_blocking(|| JetstreamLog::new(settings)).await??;
-    let jetstream = record(&requests, &folder.path().join("jetstream"), log).await? - pacing;
+    let jetstream = record(&requests, &folder.path().join("jetstream"), log, None).await? - pacing;
     println!("  JetStream {jetstream:>5.1} us a fact; the pacing took {pacing:.1}, which is subtracted");
     Ok(vec![
         Gate::new("facts/embedded-us-per-fact", embedded, Limit::AtMost(FACT_US_MAX)),
@@ -156,11 +158,17 @@ fn requests(lines: &[Vec<u8>]) -> anyhow::Result<Vec<Recorded>> {
 }
 
 /// Records `requests` as a gateway does, until `log` has all of them; gives the CPU microseconds for a fact.
-async fn record(requests: &[Recorded], folder: &Path, log: impl Log + 'static) -> anyhow::Result<f64> {
+async fn record(
+    requests: &[Recorded],
+    folder: &Path,
+    log: impl Log + 'static,
+    handover: Option<Arc<Handover>>,
+) -> anyhow::Result<f64> {
     let options = spool::Options { retention: Duration::ZERO, ..spool::Options::default() };
     let (mut spool, reader, _) = Spool::open(folder, options)?;
     spool.begin(1)?;
     let ledger = Ledger::new("bench".into(), 1, spool, State::default());
+    handover.into_iter().for_each(|handover| ledger.hand_over(handover));
     let started = Started { version: "bench".to_owned(), secret: "bench".to_owned(), previous: None };
     ledger.record(Time::wall_clock(), vec![Event::Started(started)]).context("the spool takes no facts")?;
     let shipper = Shipper::start("bench".into(), reader, Box::new(log))?;
