@@ -2,8 +2,9 @@
 //!
 //! A request thread appends its facts to the [`spool`], one `write()` each time. One thread, the [`shipper`], takes
 //! what has gathered, seals it into frames and appends these to the [`log`]: the embedded one ([`sqlite`]) or the one
-//! that many machines share ([`jetstream`]); a projector in the same process may get them by [`handover`]. The [`archive`] keeps what the log may forget. Nothing here is async to its
-//! callers, and nothing waits for the log but the shipper.
+//! that many machines share ([`jetstream`]); a projector in the same process may get them by [`handover`]. The
+//! [`archive`] keeps what the log may forget. Nothing here is async to its callers, and nothing waits for the log but the
+//! shipper.
 //!
 //! Modules in reading order:
 

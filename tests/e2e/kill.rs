@@ -86,4 +86,5 @@ fn check(told: &Told, world: &World, traffic: &Traffic) {
 fn check_rows(world: &World) {
     let verified = embedded::verify(&world.data().join("waybill.db")).expect("the file can be read");
     assert_eq!((verified.incomparable, verified.findings.named), (None, Vec::new()));
+    assert_eq!(world.table("SELECT max(seq) FROM frames"), [verified.seq.to_string()], "they cover the whole log");
 }
