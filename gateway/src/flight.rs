@@ -183,11 +183,11 @@ pub struct Departure {
 }
 
 impl Flight {
-    /// Begins.
-    pub fn new(departure: Departure) -> Self {
+    /// Begins. On the heap, because it goes through many hands and is large.
+    pub fn new(departure: Departure) -> Box<Self> {
         let Departure { gateway, serving, pool, crossing, request, context, rights, hold, kept, begun } = departure;
         gateway.metrics.in_flight.inc();
-        Self {
+        Box::new(Self {
             policy: serving.policy(&context.key).cloned(),
             gateway,
             serving,
@@ -211,7 +211,7 @@ impl Flight {
             may_be_done: false,
             deposit: None,
             landed: false,
-        }
+        })
     }
 
     /// Our id of the request.

@@ -462,7 +462,7 @@ impl Drop for Passing {
 pub struct Passage {
     first: Option<Bytes>,
     body: Unpacked,
-    flight: Flight,
+    flight: Box<Flight>,
     status: StatusCode,
     /// The answer so far, where it is to be kept.
     gathered: Option<Gathering>,
@@ -477,7 +477,7 @@ impl Passage {
     pub(crate) fn new(
         first: Bytes,
         body: Unpacked,
-        mut flight: Flight,
+        mut flight: Box<Flight>,
         _committed: Committed,
         (status, headers): (StatusCode, &HeaderMap),
         idle_limit: Duration,

@@ -81,14 +81,14 @@ enum Dead {
 
 impl Journey<'_> {
     /// Sends until there is an answer or nothing left to try, and answers the client.
-    pub(crate) async fn travel(mut self, mut flight: Flight) -> Response<Body> {
+    pub(crate) async fn travel(&mut self, mut flight: Box<Flight>) -> Response<Body> {
         let mut search = dispatch::begin(self.limits(&flight));
         let mut recourse = Recourse::General;
         let mut failure: Option<Failure> = None;
         loop {
             let (attempt, place) = match self.choose(&mut flight, search, recourse).await {
                 Ok(chosen) => chosen,
-                Err(dead) => return self.without_route(flight, dead, failure).await,
+                Err(dead) => return Box::pin(self.without_route(flight, dead, failure)).await,
             };
             let (next, failed) = match self.send_here(&mut flight, attempt, place).await {
                 Ok((attempt, answer)) => {
@@ -108,7 +108,7 @@ impl Journey<'_> {
                 Next::Other(search) if flight.unpin() => search.enter_pool(),
                 Next::Other(search) => search,
                 Next::Spent { search, .. } if self.leaves(&mut flight, recourse) => search.enter_pool(),
-                Next::Spent { end, .. } | Next::End(end) => return self.give_up(flight, shown, end).await,
+                Next::Spent { end, .. } | Next::End(end) => return Box::pin(self.give_up(flight, shown, end)).await,
                 Next::Same { .. } => unreachable!("send_here goes on while the same deployment is sent to again"),
             };
             failure = Some(shown);
@@ -230,6 +230,7 @@ impl Journey<'_> {
         let body = if errand.is_some() { Bytes::new().into() } else { self.outgoing(&place.upstream_model) };
         let request = send.request(body);
         let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
+        let sending = self.gateway.upstream.send(request);
         let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
             together().await;
@@ -237,7 +238,7 @@ impl Journey<'_> {
             if flight.is_strict() && !self.gateway.ledger.records() {
                 return Err(Failure::unrecorded());
             }
-            let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
+            let response = sending.await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
         let answer = match tokio::time::timeout_at(first_token.min(self.deadline), answer).await {
@@ -461,7 +462,7 @@ impl Journey<'_> {
     }
 
     /// From here the client has its answer, and only its end is open.
-    async fn commit(&self, mut flight: Flight, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
+    async fn commit(&self, mut flight: Box<Flight>, attempt: dispatch::Attempt, answer: Answer) -> Response<Body> {
         let committed = attempt.commit();
         match answer {
             Answer::Whole(whole) => self.give(flight, whole).await,
@@ -498,7 +499,7 @@ impl Journey<'_> {
     }
 
     /// Gives the whole answer of the open send, and records its end.
-    async fn give(&self, mut flight: Flight, whole: Whole) -> Response<Body> {
+    async fn give(&self, mut flight: Box<Flight>, whole: Whole) -> Response<Body> {
         let Whole { status, headers, body, class, learnt } = whole;
         if let Some(deposit) = flight.deposit() {
             deposit.keep(status, headers.get(CONTENT_TYPE), &body);
@@ -512,7 +513,7 @@ impl Journey<'_> {
         response
     }
 
-    async fn give_up(&self, mut flight: Flight, failure: Failure, end: End) -> Response<Body> {
+    async fn give_up(&self, mut flight: Box<Flight>, failure: Failure, end: End) -> Response<Body> {
         // A 429 without Retry-After ends Codex at once; one above a minute is ignored by others (CLIENTS.md, rule 7).
         // A request that fits at no time is not told one.
         let class = failure.verdict.class;
@@ -555,7 +556,7 @@ impl Journey<'_> {
 
     /// Nobody may be sent to: an answer that was set aside, or why the caller may not go on, or the failure of the last
     /// send, if there was one, else a refusal that names the reasons.
-    async fn without_route(&self, flight: Flight, dead: Dead, failure: Option<Failure>) -> Response<Body> {
+    async fn without_route(&self, flight: Box<Flight>, dead: Dead, failure: Option<Failure>) -> Response<Body> {
         match (failure, dead) {
             (Some(failure @ Failure { shown: Shown::Answer(_), .. }), _) | (Some(failure), Dead::Nobody(_)) => {
                 self.give_up(flight, failure, End::Exhausted).await
@@ -574,7 +575,7 @@ impl Journey<'_> {
     }
 
     /// Gives an answer that was given before; nobody is called.
-    pub(crate) fn repeat(&self, mut flight: Flight, kept: Kept) -> Response<Body> {
+    pub(crate) fn repeat(&self, mut flight: Box<Flight>, kept: Kept) -> Response<Body> {
         let mut response = Response::new(full(kept.body));
         *response.status_mut() = kept.status;
         let headers = response.headers_mut();
@@ -586,7 +587,7 @@ impl Journey<'_> {
     }
 
     /// Refuses here a request whose session is resolved.
-    pub(crate) fn refuse(&self, mut flight: Flight, refusal: &Refusal) -> Response<Body> {
+    pub(crate) fn refuse(&self, mut flight: Box<Flight>, refusal: &Refusal) -> Response<Body> {
         self.gateway.metrics.refused(refusal.code());
         let mut response = refusal.answer(Some(self.arrived.endpoint), flight.request().as_str());
         self.mark(&flight, response.headers_mut(), None);

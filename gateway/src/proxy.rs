@@ -112,7 +112,7 @@ pub async fn handle(
     let answered = match arrived.read(body).await {
         Ok(()) => match errand {
             None => serve(&gateway, &arrived).await,
-            Some(errand) => continuation::ask(&gateway, &arrived, errand).await,
+            Some(errand) => Box::pin(continuation::ask(&gateway, &arrived, errand)).await,
         },
         Err(refusal) => Err(refusal),
     };
@@ -256,7 +256,7 @@ async fn serve(gateway: &Arc<Gateway>, arrived: &Arrived) -> Result<Response<Bod
     });
     let deadline = Instant::now() + Duration::from_secs(arrived.serving.config.retry.timeout_seconds.into());
     let admitted = admit(gateway, arrived, &flight).await;
-    let journey = Journey { gateway, arrived, inbound, deadline, asks_usage: false, bodies: Vec::new() };
+    let mut journey = Journey { gateway, arrived, inbound, deadline, asks_usage: false, bodies: Vec::new() };
     let claimed = match admitted {
         Ok(()) => claim(gateway, arrived, &flight).await,
         Err(refusal) => Err(refusal),

@@ -187,7 +187,7 @@ impl Feed {
 #[derive(Debug)]
 pub struct Relay {
     feed: Feed,
-    flight: Flight,
+    flight: Box<Flight>,
     /// What has been read and not yet handed on.
     ready: VecDeque<Bytes>,
     /// What must have come about before the last event goes out, and that event.
@@ -212,7 +212,7 @@ impl Relay {
     /// Takes over a feed whose first meaningful frame, and all before it, wait in `ready`.
     pub fn new(
         feed: Feed,
-        flight: Flight,
+        flight: Box<Flight>,
         _committed: Committed,
         ready: VecDeque<Bytes>,
         idle_limit: Duration,
