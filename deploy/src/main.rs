@@ -38,7 +38,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// A request makes some hundred small allocations on two threads; mimalloc halves what they cost (`make bench`).
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// An LLM gateway whose every routing decision and outcome is a fact on an append-only log.
 #[derive(Parser)]
