@@ -12,6 +12,15 @@ use waybill_schema::event::Endpoint;
 use crate::gate::Passage;
 use crate::relay::Relay;
 
+// Read once here, for the compiler, and not at each reply.
+const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
+const ATTEMPTS: HeaderName = HeaderName::from_static("x-waybill-attempts");
+const FALLBACK: HeaderName = HeaderName::from_static("x-waybill-fallback");
+const DEPLOYMENT: HeaderName = HeaderName::from_static("x-waybill-deployment");
+const OUR_REQUEST_ID: HeaderName = HeaderName::from_static("x-waybill-request-id");
+const OPENAI_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
 /// The body of a reply: whole, a relayed stream, or a page of axum's.
 #[derive(Debug)]
 pub enum Body {
@@ -81,16 +90,16 @@ impl Marks<'_> {
     /// Sets the headers of DESIGN.md section 9.
     pub fn set(&self, headers: &mut HeaderMap) {
         mark_request(self.endpoint, self.request, headers);
-        let mut set = |name: &'static str, value: Option<HeaderValue>| {
+        let mut set = |name: HeaderName, value: Option<HeaderValue>| {
             if let Some(value) = value {
-                headers.insert(HeaderName::from_static(name), value);
+                headers.insert(name, value);
             }
         };
         // A session may be named beyond ASCII, which `from_str` refuses.
-        set("x-session-id", HeaderValue::from_bytes(self.session.as_bytes()).ok());
-        set("x-waybill-attempts", Some(HeaderValue::from(self.attempts)));
-        set("x-waybill-fallback", Some(HeaderValue::from_static(if self.fallback { "true" } else { "false" })));
-        set("x-waybill-deployment", self.deployment.and_then(|name| HeaderValue::from_str(name).ok()));
+        set(SESSION_ID, HeaderValue::from_bytes(self.session.as_bytes()).ok());
+        set(ATTEMPTS, Some(HeaderValue::from(self.attempts)));
+        set(FALLBACK, Some(HeaderValue::from_static(if self.fallback { "true" } else { "false" })));
+        set(DEPLOYMENT, self.deployment.and_then(|name| HeaderValue::from_str(name).ok()));
     }
 }
 
@@ -98,13 +107,13 @@ impl Marks<'_> {
 pub fn mark_request(endpoint: Endpoint, request: &str, headers: &mut HeaderMap) {
     if let Ok(request) = HeaderValue::from_str(request) {
         headers.insert(request_id_header(endpoint), request.clone());
-        headers.insert("x-waybill-request-id", request);
+        headers.insert(OUR_REQUEST_ID, request);
     }
 }
 
 /// The header in which a dialect names its request id.
-fn request_id_header(endpoint: Endpoint) -> &'static str {
-    if endpoint.is_anthropic() { "request-id" } else { "x-request-id" }
+fn request_id_header(endpoint: Endpoint) -> HeaderName {
+    if endpoint.is_anthropic() { ANTHROPIC_REQUEST_ID } else { OPENAI_REQUEST_ID }
 }
 
 /// The upstream's reply headers that may reach the client: no hop-by-hop header, no cookie, no quota of the

@@ -263,7 +263,7 @@ fn held(pool: &Pool, catalogue: &Catalogue, owner: &Owner, holds: impl Fn(&Place
         return None;
     }
     let here = pool.places.iter().filter(|place| place.channel.id == owner.channel && holds(place));
-    let places: Vec<Place> = here.cloned().collect();
+    let places: Vec<_> = here.cloned().collect();
     (!places.is_empty()).then(|| Pool { group: pool.group.clone(), route: pool.route.clone(), places })
 }
 

@@ -110,7 +110,7 @@ enum View {
 /// A send that has not ended.
 #[derive(Clone, Debug)]
 struct Open {
-    place: Place,
+    place: Arc<Place>,
     sent: Instant,
     first_token_ms: Option<u64>,
     /// Whether its end is on record already.
@@ -291,7 +291,7 @@ impl Flight {
     }
 
     /// Where the open send went.
-    pub fn place(&self) -> Option<&Place> {
+    pub fn place(&self) -> Option<&Arc<Place>> {
         self.open.as_ref().map(|open| &open.place)
     }
 
@@ -302,7 +302,7 @@ impl Flight {
         &mut self,
         search: Search,
         last_resort: bool,
-    ) -> Result<(dispatch::Attempt, Place), Box<Stuck>> {
+    ) -> Result<(dispatch::Attempt, Arc<Place>), Box<Stuck>> {
         // Others may have spent the budget while earlier sends failed, or while nobody could be sent to; the first choice
         // follows its admission at once. What is asked of a response costs nothing.
         if !self.is_errand() && (self.sends > 0 || self.view.is_some()) {
@@ -386,7 +386,7 @@ impl Flight {
     }
 
     /// Notes that the same deployment is sent to again.
-    pub fn again(&mut self, place: Place) {
+    pub fn again(&mut self, place: Arc<Place>) {
         let selection = self.selection(&self.leg, &place, Reason::Same, None);
         self.gateway.ledger.note(Time::wall_clock(), vec![Event::Selection(Box::new(selection))]);
         self.opened(place);
@@ -530,7 +530,7 @@ impl Flight {
         let Revision { writer, epoch, .. } = self.gateway.ledger.life();
         Some(Pin {
             shadow_group_id: redis::channel_of(&place.deployment),
-            route_id: place.deployment,
+            route_id: place.deployment.clone(),
             public_model: self.context.model.clone(),
             bound_at: moment.now,
             expires_at: moment.now.plus_ms(CLAIM_MS.cast_signed()),
@@ -538,7 +538,7 @@ impl Flight {
             fail_count: 0,
             member: place.member.id.clone(),
             incarnation: place.incarnation,
-            model: place.upstream_model,
+            model: place.upstream_model.clone(),
             pool: self.context.group.clone(),
             path: Vec::new(),
             chains: Vec::new(),
@@ -674,7 +674,7 @@ impl Flight {
         self.kept.facts(&made, seen).into_iter().map(|fact| Event::Ownership(Box::new(fact))).collect()
     }
 
-    fn opened(&mut self, place: Place) {
+    fn opened(&mut self, place: Arc<Place>) {
         self.sends += 1;
         self.fallback |= !self.leg.way.path.is_empty();
         if self.serving.watches_load {
@@ -834,7 +834,7 @@ impl Leg {
     }
 }
 
-fn decide(leg: &Leg, choice: &Choice) -> Option<(Place, Reason)> {
+fn decide(leg: &Leg, choice: &Choice) -> Option<(Arc<Place>, Reason)> {
     let (index, reason) = select::decide(choice)?;
     let Candidate { member, deployment, .. } = &choice.candidates[index];
     let place = leg.pool.places.iter().find(|place| place.member.id == *member && place.deployment == *deployment);

@@ -4,6 +4,7 @@
 //! or fails with a verdict that the dispatch machine turns into the next step.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -142,7 +143,7 @@ impl Journey<'_> {
         flight: &mut Flight,
         mut search: Search,
         recourse: Recourse,
-    ) -> Result<(dispatch::Attempt, Place), Dead> {
+    ) -> Result<(dispatch::Attempt, Arc<Place>), Dead> {
         // What is asked of a response is no work for its member.
         let errand = flight.is_errand();
         let mut at_home: Option<Choice> = None;
@@ -170,7 +171,7 @@ impl Journey<'_> {
         flight: &mut Flight,
         search: Search,
         choice: Option<Choice>,
-    ) -> Result<(dispatch::Attempt, Place), Dead> {
+    ) -> Result<(dispatch::Attempt, Arc<Place>), Dead> {
         let wait = choice.as_ref().and_then(select::soonest).map(|soonest| Time::wall_clock().until(soonest));
         let last_resort = match (self.arrived.serving.config.retry.all_cooling, wait) {
             // Where there is none to look at, what was asked for has failed already.
@@ -194,7 +195,7 @@ impl Journey<'_> {
         &mut self,
         flight: &mut Flight,
         mut attempt: dispatch::Attempt,
-        place: Place,
+        place: Arc<Place>,
     ) -> Result<(dispatch::Attempt, Answer), (Next, Failure)> {
         // Who does not take it must be asked again without.
         self.asks_usage = place.channel.stream_usage && self.inbound.lacks_usage() && attempt.has_room();

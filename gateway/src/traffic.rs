@@ -68,10 +68,8 @@ impl Traffic {
             Strategy::LeastBusy => book.loads.get(deployment).map_or(0, |load| clamped(load.in_flight.into())),
             Strategy::Latency => book.loads.get(deployment).map_or(0, |load| clamped(load.latency_ms(form, now))),
         };
-        let ranked = |place: &waybill_schema::catalogue::Place| {
-            (place.deployment.clone(), rank(&place.deployment, rule.weight(place)))
-        };
-        pool.places.iter().map(ranked).collect()
+        let places = pool.places.iter();
+        places.map(|place| (place.deployment.clone(), rank(&place.deployment, rule.weight(place)))).collect()
     }
 
     /// Goes on by a turn of the split in which `chosen` was chosen.

@@ -585,7 +585,7 @@ pub struct Pool {
     /// The route whose pattern won.
     pub route: Arc<Route>,
     /// Its members in this group, by id.
-    pub places: Vec<Place>,
+    pub places: Vec<Arc<Place>>,
 }
 
 /// The catalogue as a request reads it: compiled from [`Rows`], immutable.
@@ -779,13 +779,13 @@ impl Served {
         let served = self.routes.iter().find(|served| matches(served.route.model.as_str(), model))?;
         let places = served.members.iter().map(|served| {
             let upstream_model = served.member.upstream_model.clone().unwrap_or_else(|| model.into());
-            Place {
+            Arc::new(Place {
                 deployment: DeploymentId::of(&served.channel.id, &upstream_model),
                 upstream_model,
                 member: served.member.clone(),
                 incarnation: served.incarnation,
                 channel: served.channel.clone(),
-            }
+            })
         });
         Some(Pool { group: self.group.clone(), route: served.route.clone(), places: places.collect() })
     }

@@ -180,7 +180,7 @@ impl Core {
         }
     }
 
-    fn choose(&mut self, flight: &mut Flight, search: Search) -> Option<(dispatch::Attempt, Place)> {
+    fn choose(&mut self, flight: &mut Flight, search: Search) -> Option<(dispatch::Attempt, Arc<Place>)> {
         let draw = self.draws.next() & ((1 << DRAW_BITS) - 1);
         let ask = Ask {
             pool: &self.pool,

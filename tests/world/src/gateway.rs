@@ -127,7 +127,7 @@ struct Flight {
 #[derive(Debug)]
 struct Open {
     attempt: dispatch::Attempt,
-    place: Place,
+    place: Arc<Place>,
     sent: Time,
     call: usize,
 }
@@ -353,8 +353,8 @@ impl Gateway {
             return Some((pool.clone(), session));
         }
         let connection = self.process.as_ref()?.catalogue.connection(&owner.channel);
-        let here = |place: &&Place| place.deployment == owner.deployment && connection == Some(owner.incarnation);
-        let places: Vec<Place> = pool.places.iter().filter(here).cloned().collect();
+        let here = |place: &&Arc<Place>| place.deployment == owner.deployment && connection == Some(owner.incarnation);
+        let places: Vec<_> = pool.places.iter().filter(here).cloned().collect();
         let pool = Pool { group: pool.group.clone(), route: pool.route.clone(), places };
         (!pool.places.is_empty()).then(|| (Arc::new(pool), session))
     }
@@ -437,7 +437,7 @@ impl Gateway {
         &mut self,
         mut flight: Flight,
         attempt: dispatch::Attempt,
-        place: Place,
+        place: Arc<Place>,
         selection: Revision,
         out: &mut Outside<'_>,
     ) {

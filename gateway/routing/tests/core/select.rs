@@ -134,7 +134,7 @@ struct World {
 
 impl World {
     fn of(lines: Vec<Line>) -> Self {
-        let places = lines.iter().map(Line::place).collect();
+        let places = lines.iter().map(Line::place).map(Arc::new).collect();
         let pool = Pool { group: Arc::new(group("g")), route: Arc::new(route("m")), places };
         Self { lines, pool, pin: None, claimed: false, key: None, last_resort: false, draw: 7 }
     }
@@ -326,6 +326,7 @@ fn a_cheaper_deployment_takes_no_session() {
         for place in &mut world.pool.places {
             let cost = if place.channel.id.as_str() == dear { 1_000_000 } else { 1 };
             let price = Price { model: "m".into(), input: cost, output: cost, cached: None, cache_write: None };
+            let place = Arc::make_mut(place);
             place.channel = Arc::new(Channel { prices: vec![price], ..Channel::clone(&place.channel) });
         }
         world
