@@ -12,7 +12,7 @@ use waybill_schema::event::Endpoint;
 use crate::gate::Passage;
 use crate::relay::Relay;
 
-// Read once here, for the compiler, and not at each reply.
+// Made by the compiler: a name that is given as text is read at each reply.
 const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-waybill-attempts");
 const FALLBACK: HeaderName = HeaderName::from_static("x-waybill-fallback");
