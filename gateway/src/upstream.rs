@@ -61,7 +61,10 @@ impl Upstream {
 
     /// Sends and waits for the head of the answer; nothing is sent before the future is polled, and dropping it cancels
     /// the call.
-    pub fn send(&self, request: Request<Outgoing>) -> impl Future<Output = Result<Response<Incoming>, NoAnswer>> + use<> {
+    pub fn send(
+        &self,
+        request: Request<Outgoing>,
+    ) -> impl Future<Output = Result<Response<Incoming>, NoAnswer>> + use<> {
         let answer = self.client.request(request);
         async move {
             answer.await.map_err(|error| {
