@@ -82,6 +82,8 @@ enum Dead {
 
 impl Journey<'_> {
     /// Sends until there is an answer or nothing left to try, and answers the client.
+    ///
+    /// Turns that few requests take are boxed: they would make the future of every request larger, which is moved about.
     pub(crate) async fn travel(&mut self, mut flight: Box<Flight>) -> Response<Body> {
         let mut search = dispatch::begin(self.limits(&flight));
         let mut recourse = Recourse::General;
