@@ -13,7 +13,7 @@ use crate::gate::Passage;
 use crate::relay::Relay;
 
 // Made by the compiler: a name that is given as text is read at each reply.
-const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
+pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("x-session-id");
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-waybill-attempts");
 const FALLBACK: HeaderName = HeaderName::from_static("x-waybill-fallback");
 const DEPLOYMENT: HeaderName = HeaderName::from_static("x-waybill-deployment");

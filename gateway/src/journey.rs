@@ -233,7 +233,6 @@ impl Journey<'_> {
         let body = if errand.is_some() { Bytes::new().into() } else { self.outgoing(&place.upstream_model) };
         let request = send.request(body);
         let request = request.ok_or_else(|| Failure::transport(Transport::Connect))?;
-        let sending = self.gateway.upstream.send(request);
         let first_token = Instant::now() + self.first_token_limit(flight);
         let answer = async {
             together().await;
@@ -241,7 +240,7 @@ impl Journey<'_> {
             if flight.is_strict() && !self.gateway.ledger.records() {
                 return Err(Failure::unrecorded());
             }
-            let response = sending.await.map_err(Failure::no_answer)?;
+            let response = self.gateway.upstream.send(request).await.map_err(Failure::no_answer)?;
             self.read(flight, response).await
         };
         let answer = match tokio::time::timeout_at(first_token.min(self.deadline), answer).await {

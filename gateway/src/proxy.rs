@@ -112,6 +112,7 @@ pub async fn handle(
     let answered = match arrived.read(body).await {
         Ok(()) => match errand {
             None => serve(&gateway, &arrived).await,
+            // Boxed as in `Journey::travel`: few requests are about a response.
             Some(errand) => Box::pin(continuation::ask(&gateway, &arrived, errand)).await,
         },
         Err(refusal) => Err(refusal),
@@ -197,7 +198,7 @@ fn refuse(gateway: &Gateway, arrived: &Arrived, refusal: &Refusal) -> Response<B
     marks.set(response.headers_mut());
     // A session that was made for the record alone is nobody's to come back to.
     if context.source == SessionSource::Generated {
-        response.headers_mut().remove("x-session-id");
+        response.headers_mut().remove(answer::SESSION_ID);
     }
     flight::grounded(gateway, &arrived.request, context, Landing::refused(refusal), arrived.begun);
     response

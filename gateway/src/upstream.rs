@@ -1,6 +1,5 @@
 //! The upstream side: one pooled client, and the request that is sent for one place.
 
-use std::future::Future;
 use std::time::Duration;
 
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, ORIGIN};
@@ -59,19 +58,12 @@ impl Upstream {
         Ok(Self { client })
     }
 
-    /// Sends and waits for the head of the answer; nothing is sent before the future is polled, and dropping it cancels
-    /// the call.
-    pub fn send(
-        &self,
-        request: Request<Outgoing>,
-    ) -> impl Future<Output = Result<Response<Incoming>, NoAnswer>> + use<> {
-        let answer = self.client.request(request);
-        async move {
-            answer.await.map_err(|error| {
-                tracing::debug!(%error, "no answer from upstream");
-                if error.is_connect() { NoAnswer::Connect } else { NoAnswer::Broken }
-            })
-        }
+    /// Sends and waits for the head of the answer; dropping the future cancels the call.
+    pub async fn send(&self, request: Request<Outgoing>) -> Result<Response<Incoming>, NoAnswer> {
+        self.client.request(request).await.map_err(|error| {
+            tracing::debug!(%error, "no answer from upstream");
+            if error.is_connect() { NoAnswer::Connect } else { NoAnswer::Broken }
+        })
     }
 }
 
